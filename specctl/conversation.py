@@ -31,32 +31,21 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Turn:
-    """What the user said, and the answer.
+    """What the user said, and the answer."""
 
-    Attributes:
-        text: the user's.
-        answer: None until it is written.
-        finish_reason: why the answer ended; None if a file that it was loaded from does not say.
-        completion: the answer's numbers; None if they are not known.
-    """
-
-    text: str
-    answer: str | None = None
+    text: str  # the user's
+    answer: str | None = None  # None until it is written
+    # why the answer ended; None if a file that it was loaded from does not say
     finish_reason: FinishReason | None = None
-    completion: CompletionSummary | None = None
+    completion: CompletionSummary | None = None  # the answer's numbers; None if they are not known
 
 
 @dataclass(slots=True)
 class Transcript:
-    """A conversation.
+    """A conversation."""
 
-    Attributes:
-        turns: in order; only the last may be without an answer.
-        system: the system message of a loaded file; None without one.
-    """
-
-    turns: list[Turn] = field(default_factory=list)
-    system: str | None = None
+    turns: list[Turn] = field(default_factory=list)  # in order; only the last may be without an answer
+    system: str | None = None  # the system message of a loaded file; None without one
 
     @property
     def texts(self) -> list[str]:
@@ -535,23 +524,16 @@ class RemoteChat(Chat):
             raise UsageError("a system message needs a chat template", "plain turns have no place for one")
 
 
-ESCAPED = "//"
-"""Begins a turn whose text begins with a single slash."""
+ESCAPED = "//"  # Begins a turn whose text begins with a single slash
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The result of a slash command.
+    """The result of a slash command."""
 
-    Attributes:
-        text: for the user; may be empty.
-        answer: whether to answer the last turn now.
-        leave: whether the conversation is over.
-    """
-
-    text: str = ""
-    answer: bool = False
-    leave: bool = False
+    text: str = ""  # for the user; may be empty
+    answer: bool = False  # whether to answer the last turn now
+    leave: bool = False  # whether the conversation is over
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,7 @@ import sys
 from json import JSONDecodeError
 from typing import Any
 
-DISTRIBUTION = "specctl-llm"
-"""What the package index and pip call specctl; `specctl` there is an unrelated program."""
+DISTRIBUTION = "specctl-llm"  # What the package index and pip call specctl; `specctl` there is an unrelated program
 _REQUIREMENT = re.compile(r"([A-Za-z0-9][\w.-]*)[^;]*")
 """A line of metadata as `importlib.metadata.requires` gives it, up to its marker; the first group is the name."""
 

@@ -21,8 +21,7 @@ from specctl.records import Completion, CompletionSummary, RoundSummary
 InputFormat = Literal["jsonl", "text"]
 ID_KEYS = ("id", "custom_id", "question_id", "task_id")
 PROMPT_KEYS = ("prompt", "messages", "turns")
-DUPLICATE = "duplicate_id"
-"""The error type of a record with the id of an earlier one."""
+DUPLICATE = "duplicate_id"  # The error type of a record with the id of an earlier one
 RESULT_KEYS = frozenset(
     {"completion", "finish_reason", "metrics", "rounds", "completion_ids", "token_logprobs", "error"}
 )
@@ -32,27 +31,19 @@ AS_LINES = {
     "{": "make a line of each with: jq -c .",
 }
 """Hints for JSON that begins with this bracket."""
-MOST_AHEAD = 64 << 20
-"""The most bytes that are read ahead to find out whether a file is JSON over several lines."""
+MOST_AHEAD = 64 << 20  # The most bytes that are read ahead to find out whether a file is JSON over several lines
 _DECODER = json.JSONDecoder()
 _SPACE = re.compile(r"\s+")
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One input line, valid or not.
+    """One input line, valid or not."""
 
-    Attributes:
-        line: line number, from 1.
-        id: the record's id, or its line number if it has none.
-        data: the parsed object; empty if the line could not be parsed.
-        error: why the record cannot be used, if it cannot.
-    """
-
-    line: int
-    id: Any
-    data: dict[str, Any] = field(default_factory=dict)
-    error: RecordError | None = None
+    line: int  # line number, from 1
+    id: Any  # the record's id, or its line number if it has none
+    data: dict[str, Any] = field(default_factory=dict)  # the parsed object; empty if the line could not be parsed
+    error: RecordError | None = None  # why the record cannot be used, if it cannot
 
     @property
     def key(self) -> str:

@@ -10,8 +10,7 @@ from specctl.errors import RecordError
 Message = Mapping[str, Any]
 ROLES = ("system", "developer", "user", "assistant", "tool")
 NEEDED = "each needs a role and content"
-_TYPES = ("text", "message")
-"""Values of a message's own `type`, which some clients send and which are ignored."""
+_TYPES = ("text", "message")  # Values of a message's own `type`, which some clients send and which are ignored
 
 
 def says_nothing(value: Any) -> bool:

@@ -7,26 +7,18 @@ from typing import Any
 
 from specctl.records import Completion, CompletionSummary, Round, RoundSummary
 
-UNKNOWN = "-"
-"""Stands for a value that does not exist, such as the acceptance rate where nothing is drafted."""
+UNKNOWN = "-"  # Stands for a value that does not exist, such as the acceptance rate where nothing is drafted
 
 
 @dataclass(slots=True)
 class Level:
-    """One draft, summed over rounds.
+    """One draft, summed over rounds."""
 
-    Attributes:
-        forwards: its own forward passes: one for each drafted token of the lowest draft, one for each inner round of
-            any other.
-        drafted: tokens it passed to its verifier.
-        accepted: drafted tokens that its verifier accepted.
-        seconds: spent in its own forward passes, without those of the levels below.
-    """
-
+    # its own forward passes: one for each drafted token of the lowest draft, one for each inner round of any other
     forwards: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    seconds: float = 0.0
+    drafted: int = 0  # tokens it passed to its verifier
+    accepted: int = 0  # drafted tokens that its verifier accepted
+    seconds: float = 0.0  # spent in its own forward passes, without those of the levels below
 
     @property
     def redundancy(self) -> float:
@@ -45,16 +37,6 @@ class Metrics:
 
     ``generated_tokens`` counts the tokens that completions keep; for a running sequence, the tokens that its rounds
     emitted. Times are seconds. Rates whose denominator is zero are 0.
-
-    Attributes:
-        ttft_seconds: time to the first token (the end of the first round), of all finished sequences together.
-        tpot_seconds: time per output token after the first round, of all ``timed_outputs`` sequences that have one.
-        extras: tokens that verifiers added to their rounds.
-        overlap_seconds: spent drafting during verification; ``draft_seconds`` is without it.
-        nodes: tokens of dynamic trees that were verified; 0 for chains.
-        copied, accepted_copies: how many of the drafted and of the accepted tokens a lookup copied that is in a chain
-            with a model.
-        levels: the drafts of a hierarchy, the one that the target verifies first. A single draft is a level too.
     """
 
     sequences: int = 0
@@ -63,19 +45,24 @@ class Metrics:
     rounds: int = 0
     drafted: int = 0
     accepted: int = 0
-    extras: int = 0
-    nodes: int = 0
+    extras: int = 0  # tokens that verifiers added to their rounds
+    nodes: int = 0  # tokens of dynamic trees that were verified; 0 for chains
+    # copied, accepted_copies: how many of the drafted and of the accepted tokens a lookup copied that is in a chain
+    # with a model
     copied: int = 0
     accepted_copies: int = 0
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
-    overlap_seconds: float = 0.0
+    overlap_seconds: float = 0.0  # spent drafting during verification; ``draft_seconds`` is without it
     prefill_seconds: float = 0.0
     total_seconds: float = 0.0
+    # time to the first token (the end of the first round), of all finished sequences together
     ttft_seconds: float = 0.0
+    # time per output token after the first round, of all ``timed_outputs`` sequences that have one
     tpot_seconds: float = 0.0
     timed_outputs: int = 0
     stops: Counter[str] = field(default_factory=Counter)
+    # the drafts of a hierarchy, the one that the target verifies first. A single draft is a level too.
     levels: list[Level] = field(default_factory=list)
 
     @classmethod

@@ -20,8 +20,7 @@ from typing import Protocol, Self, TextIO, overload
 
 from specctl.errors import OutputError, UsageError
 
-ABANDONED = 3600.0
-"""Seconds after which an unlocked folder is taken for one of a process that was killed."""
+ABANDONED = 3600.0  # Seconds after which an unlocked folder is taken for one of a process that was killed
 
 
 def locked(descriptor: int) -> bool:

@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 Item = TypeVar("Item")
-DRAFTER = "drafter:"
-"""How the model name of a registered drafter begins, in profiles and flags."""
+DRAFTER = "drafter:"  # How the model name of a registered drafter begins, in profiles and flags
 _NAME = re.compile(r"[a-z0-9][a-z0-9+._-]*", re.I)
 
 

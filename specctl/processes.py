@@ -59,17 +59,11 @@ def _siblings(topology: Path, cpu: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CoreTime:
-    """What the processors that this process may use had done at one moment, all in seconds.
+    """What the processors that this process may use had done at one moment, all in seconds."""
 
-    Attributes:
-        at: the moment, on a clock of no particular start.
-        busy: processor time that anyone spent, on all of them together.
-        own: processor time that this process spent.
-    """
-
-    at: float
-    busy: float
-    own: float
+    at: float  # the moment, on a clock of no particular start
+    busy: float  # processor time that anyone spent, on all of them together
+    own: float  # processor time that this process spent
 
     @classmethod
     def now(cls, stat: Path = STAT) -> "CoreTime | None":

@@ -40,8 +40,7 @@ NAMES = {
     "grammar": "grammar",
 }
 """The names that records use, each with the key of a profile's ``[sampling]`` table that it sets."""
-SETTING_KEYS = (PLACE, "policy", "draft", *NAMES)
-"""All keys of a record that are settings."""
+SETTING_KEYS = (PLACE, "policy", "draft", *NAMES)  # All keys of a record that are settings
 
 TOOLS = ("tools", "tool_choice", "functions", "function_call", "parallel_tool_calls")
 """Settings about tools that a model may call."""
@@ -66,8 +65,7 @@ _EMPTY: Mapping[str, tuple[Any, ...]] = {"stop": ("",), "guided_regex": ("",)}
 _OFF: Mapping[str, Mapping[Any, Any]] = {"top_k": {-1: 0}}
 """Values that switch a setting off in other programs, each with the value that does so here."""
 _LIKE = 0.85
-_SHORT = 6
-"""The fewest letters of a name for which similar ones are searched: short names resemble too many others."""
+_SHORT = 6  # The fewest letters of a name for which similar ones are searched: short names resemble too many others
 
 
 def own_settings(data: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:

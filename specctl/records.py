@@ -11,16 +11,11 @@ class TokenLogprobs:
     """What the target's softmax at temperature 1 gives an emitted token, of logits that follow the token rules.
 
     Temperature and filters leave it as it is.
-
-    Attributes:
-        id: of the token.
-        logprob: its log-probability in nats.
-        top: the likeliest ids with theirs, falling; none of them that cannot follow.
     """
 
-    id: int
-    logprob: float
-    top: tuple[tuple[int, float], ...] = ()
+    id: int  # of the token
+    logprob: float  # its log-probability in nats
+    top: tuple[tuple[int, float], ...] = ()  # the likeliest ids with theirs, falling; none of them that cannot follow
 
 
 class StopReason(StrEnum):
@@ -48,58 +43,42 @@ class DraftStep:
 
     Signals are taken from the draft's softmax at temperature 1 over its raw logits, whatever the sampling settings;
     a signal that no policy reads is None.
-
-    Attributes:
-        index: 1 for the first token of the round.
-        token: the drafted token's id.
-        entropy: Shannon entropy in nats.
-        top_prob: the largest probability.
-        token_prob: the drafted token's probability.
-        accept_prob: a trained head's acceptance probability for the token fed *before* this one.
-        next_accept_prob: a draft head's or a lookup's acceptance probability for the token drafted *after* this one, if
-            all before it are accepted, known before it is drawn; 0 where none can follow.
-        own_accept_prob: a DISCO head's acceptance probability for this token, computed from its distribution and index.
-        agreement: whether a lookup would copy this token: +L/4 if it is what followed the latest earlier occurrence of
-            the L tokens before it, -L/4 if another token did, 0 without such a match of at least 2 tokens; L is at
-            most 4, and the longest match counts.
     """
 
-    index: int
-    token: int
-    entropy: float | None = None
-    top_prob: float | None = None
-    token_prob: float | None = None
-    accept_prob: float | None = None
+    index: int  # 1 for the first token of the round
+    token: int  # the drafted token's id
+    entropy: float | None = None  # Shannon entropy in nats
+    top_prob: float | None = None  # the largest probability
+    token_prob: float | None = None  # the drafted token's probability
+    accept_prob: float | None = None  # a trained head's acceptance probability for the token fed *before* this one
+    # a draft head's or a lookup's acceptance probability for the token drafted *after* this one, if all before it are
+    # accepted, known before it is drawn; 0 where none can follow
     next_accept_prob: float | None = None
+    # a DISCO head's acceptance probability for this token, computed from its distribution and index
     own_accept_prob: float | None = None
+    # whether a lookup would copy this token: +L/4 if it is what followed the latest earlier occurrence of the L tokens
+    # before it, -L/4 if another token did, 0 without such a match of at least 2 tokens; L is at most 4, and the longest
+    # match counts
     agreement: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RoundSummary:
-    """The numbers of a round that files and metrics contain.
+    """The numbers of a round that files and metrics contain."""
 
-    Attributes:
-        drafted, accepted: number of draft tokens, and of accepted ones; of a tree, see `Round.tree`.
-        stop: why drafting ended; None in a round without a draft.
-        threshold: the policy's threshold during the round; None for a policy without one.
-        draft_ms, verify_ms: wall time of drafting and of the verifying forward pass with its verdict, in milliseconds.
-        inner: in a hierarchy, the rounds in which the draft collected its block from the draft below it.
-        tree: see `Round`.
-        overlap_ms: wall time of drafting during the verification; None where the two take turns.
-        copied: see `Round`.
-    """
-
+    # drafted, accepted: number of draft tokens, and of accepted ones; of a tree, see `Round.tree`
     drafted: int
     accepted: int
-    stop: StopReason | None
-    threshold: float | None
+    stop: StopReason | None  # why drafting ended; None in a round without a draft
+    threshold: float | None  # the policy's threshold during the round; None for a policy without one
+    # draft_ms, verify_ms: wall time of drafting and of the verifying forward pass with its verdict, in milliseconds
     draft_ms: float
     verify_ms: float
+    # in a hierarchy, the rounds in which the draft collected its block from the draft below it
     inner: "tuple[RoundSummary, ...]" = ()
-    tree: tuple[int, ...] = ()
-    overlap_ms: float | None = None
-    copied: int = 0
+    tree: tuple[int, ...] = ()  # see `Round`
+    overlap_ms: float | None = None  # wall time of drafting during the verification; None where the two take turns
+    copied: int = 0  # see `Round`
 
     @property
     def nodes(self) -> int:
@@ -129,56 +108,41 @@ class RoundSummary:
 
 @dataclass(slots=True, unsafe_hash=True)
 class Round:
-    """One drafting phase and the verification that ended it.
+    """One drafting phase and the verification that ended it."""
 
-    Attributes:
-        index: 0 for the first round of the sequence; of an inner round, 0 for the first in its block.
-        steps: the drafted tokens in order.
-        accepted: number of drafted tokens that verification accepted.
-        extra: id of the verifier's own token after those that stay; None after an accepted end of sequence.
-        extra_kind: where ``extra`` comes from; None if ``extra`` is None.
-        stop: why drafting ended; None in a round that drafted nothing because there is no draft.
-        threshold: the policy's threshold during the round, if it has one.
-        draft_seconds, verify_seconds, total_seconds: wall time of drafting, of the verifying forward pass with its
-            verdict, and of the whole round.
-        inner: in a hierarchy, the rounds in which the draft, itself a verifier, collected this round's block from the
-            model below it; each took one forward pass of the draft. An inner round stops with ``budget`` where the
-            block is full.
-        chances: of each accepted token and of the first rejected one, the probability that verification accepted it,
-            given all draft tokens of the round and that those before it were accepted. Where tokens are verified one
-            by one that is min(1, p/q), p and q the verifier's and the draft's probability of the token; in block
-            verification later tokens count too. The verdict is a draw from it, so both teach the same on average.
-            None in greedy decoding.
-        tree: of a tree that was grown level by level, how many tokens of each level were verified; empty for a chain.
-            The steps are its levels, each with the signals that the policy was asked about and the likeliest token.
-            ``accepted`` is the length of the path that stays. A chance is that the path goes on, the sum of p over the
-            tokens below its last one. ``path`` are the ids of the accepted tokens.
-        overlap_seconds: wall time of drafting during the verification, beyond which it took ``draft_seconds``; None
-            where the two take turns. With an overlap the verifier adds a token only after a rejection.
-        context: tokens of the sequence before the round, the prompt's included; 0 where it is not known.
-        copied: how many of the drafted tokens, the last ones, the lookup of a chain copied from the text; 0 without a
-            chain.
-        logprobs: of each of the ``emitted`` tokens; None where not asked for.
-    """
-
-    index: int
-    steps: tuple[DraftStep, ...]
-    accepted: int
-    extra: int | None
-    extra_kind: ExtraToken | None
-    stop: StopReason | None
-    threshold: float | None = None
+    index: int  # 0 for the first round of the sequence; of an inner round, 0 for the first in its block
+    steps: tuple[DraftStep, ...]  # the drafted tokens in order
+    accepted: int  # number of drafted tokens that verification accepted
+    extra: int | None  # id of the verifier's own token after those that stay; None after an accepted end of sequence
+    extra_kind: ExtraToken | None  # where ``extra`` comes from; None if ``extra`` is None
+    stop: StopReason | None  # why drafting ended; None in a round that drafted nothing because there is no draft
+    threshold: float | None = None  # the policy's threshold during the round, if it has one
+    # draft_seconds, verify_seconds, total_seconds: wall time of drafting, of the verifying forward pass with its
+    # verdict, and of the whole round
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
     total_seconds: float = 0.0
+    # in a hierarchy, the rounds in which the draft, itself a verifier, collected this round's block from the model
+    # below it; each took one forward pass of the draft. An inner round stops with ``budget`` where the block is full.
     inner: tuple["Round", ...] = ()
+    # of each accepted token and of the first rejected one, the probability that verification accepted it, given all
+    # draft tokens of the round and that those before it were accepted. Where tokens are verified one by one that is
+    # min(1, p/q), p and q the verifier's and the draft's probability of the token; in block verification later tokens
+    # count too. The verdict is a draw from it, so both teach the same on average. None in greedy decoding.
     chances: tuple[float, ...] | None = None
+    # of a tree that was grown level by level, how many tokens of each level were verified; empty for a chain. The steps
+    # are its levels, each with the signals that the policy was asked about and the likeliest token. ``accepted`` is the
+    # length of the path that stays. A chance is that the path goes on, the sum of p over the tokens below its last one.
+    # ``path`` are the ids of the accepted tokens.
     tree: tuple[int, ...] = ()
     path: tuple[int, ...] = ()
+    # wall time of drafting during the verification, beyond which it took ``draft_seconds``; None where the two take
+    # turns. With an overlap the verifier adds a token only after a rejection.
     overlap_seconds: float | None = None
-    context: int = 0
+    context: int = 0  # tokens of the sequence before the round, the prompt's included; 0 where it is not known
+    # how many of the drafted tokens, the last ones, the lookup of a chain copied from the text; 0 without a chain
     copied: int = 0
-    logprobs: tuple[TokenLogprobs, ...] | None = None
+    logprobs: tuple[TokenLogprobs, ...] | None = None  # of each of the ``emitted`` tokens; None where not asked for
 
     @property
     def drafted(self) -> int:
@@ -226,8 +190,7 @@ class Round:
         )
 
 
-SHOWN = 200
-"""Characters of a text that a completion shows of itself."""
+SHOWN = 200  # Characters of a text that a completion shows of itself
 
 
 class FinishReason(StrEnum):
@@ -240,37 +203,23 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CompletionSummary:
-    """The data of a finished generation that files and metrics contain; times in milliseconds.
+    """The data of a finished generation that files and metrics contain; times in milliseconds."""
 
-    Attributes:
-        prompt_tokens: length of the prompt.
-        tokens: generated ids, an end-of-sequence token included.
-        text: the decoded tokens without special tokens, the token that ended the text, and a stop string.
-        finish_reason: why it ended.
-        prefill_ms: time spent on the prompt by all models; of a pass that verifies too, the share of the prompt.
-        first_token_ms: from the start to the end of the first round.
-        total_ms: from the start to the last token; of a text that shares passes with others, its shares of them.
-        target_forwards: verifying forward passes; the first reads the prompt too, but with a draft head, trees
-            or a recurrent target.
-        draft_forwards: forward passes of the draft that the target verifies.
-        rounds: in order; empty for a peer, whose rounds are not visible.
-        arrivals_ms: when tokens arrived, from the start: the end of each round, whose tokens arrive together. Empty
-            where that is not known, for example in older files.
-        logprobs: of each token; empty where not asked for.
-    """
-
-    prompt_tokens: int
-    tokens: tuple[int, ...]
-    text: str
-    finish_reason: FinishReason
-    prefill_ms: float
-    first_token_ms: float
-    total_ms: float
+    prompt_tokens: int  # length of the prompt
+    tokens: tuple[int, ...]  # generated ids, an end-of-sequence token included
+    text: str  # the decoded tokens without special tokens, the token that ended the text, and a stop string
+    finish_reason: FinishReason  # why it ended
+    prefill_ms: float  # time spent on the prompt by all models; of a pass that verifies too, the share of the prompt
+    first_token_ms: float  # from the start to the end of the first round
+    total_ms: float  # from the start to the last token; of a text that shares passes with others, its shares of them
+    # verifying forward passes; the first reads the prompt too, but with a draft head, trees or a recurrent target
     target_forwards: int
-    draft_forwards: int
-    rounds: tuple[RoundSummary, ...] = ()
+    draft_forwards: int  # forward passes of the draft that the target verifies
+    rounds: tuple[RoundSummary, ...] = ()  # in order; empty for a peer, whose rounds are not visible
+    # when tokens arrived, from the start: the end of each round, whose tokens arrive together. Empty where that is not
+    # known, for example in older files.
     arrivals_ms: tuple[float, ...] = ()
-    logprobs: tuple[TokenLogprobs, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()  # of each token; empty where not asked for
 
     @property
     def summary(self) -> "CompletionSummary":
@@ -298,32 +247,22 @@ class CompletionSummary:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Completion:
-    """One finished generation.
+    """One finished generation."""
 
-    Attributes:
-        prompt: ids of the prompt.
-        seed: of all random draws.
-        tokens: generated ids, an end-of-sequence token included.
-        text: the decoded tokens without special tokens, the token that ended the text, and a stop string.
-        finish_reason: why it ended.
-        rounds: every round in order.
-        prefill_seconds: wall time spent on the prompt by all models; of a pass that verifies too, the prompt's share.
-        total_seconds: wall time from the prompt's ids to the last token; of a text that shares passes with others, its
-            shares of them, so that the times of all add up to that of the run.
-        first_token_seconds: wall time from the prompt's ids to the end of the first round, waiting for others included.
-        arrivals: the same for the end of each round; of a peer, for each call of its streamer.
-    """
-
-    prompt: tuple[int, ...]
-    seed: int
-    tokens: tuple[int, ...]
-    text: str
-    finish_reason: FinishReason
-    rounds: tuple[Round, ...]
+    prompt: tuple[int, ...]  # ids of the prompt
+    seed: int  # of all random draws
+    tokens: tuple[int, ...]  # generated ids, an end-of-sequence token included
+    text: str  # the decoded tokens without special tokens, the token that ended the text, and a stop string
+    finish_reason: FinishReason  # why it ended
+    rounds: tuple[Round, ...]  # every round in order
+    # wall time spent on the prompt by all models; of a pass that verifies too, the prompt's share
     prefill_seconds: float
+    # wall time from the prompt's ids to the last token; of a text that shares passes with others, its shares of them,
+    # so that the times of all add up to that of the run
     total_seconds: float
+    # wall time from the prompt's ids to the end of the first round, waiting for others included
     first_token_seconds: float
-    arrivals: tuple[float, ...] = ()
+    arrivals: tuple[float, ...] = ()  # the same for the end of each round; of a peer, for each call of its streamer
 
     def __repr__(self) -> str:
         text = self.text if len(self.text) <= SHOWN else f"{self.text[:SHOWN]}..."

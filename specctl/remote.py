@@ -14,8 +14,7 @@ from specctl.errors import SpecctlError, UsageError, pip_install
 if TYPE_CHECKING:
     import httpx
 
-SHOWN = 300
-"""The most characters of a server's text that a message shows."""
+SHOWN = 300  # The most characters of a server's text that a message shows
 
 
 class AnswerError(SpecctlError):
@@ -34,32 +33,23 @@ class AnswerError(SpecctlError):
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts of a request; None where the server does not report them.
+    """Token counts of a request; None where the server does not report them."""
 
-    Attributes:
-        prompt, completion: tokens.
-        accepted, rejected: drafted tokens.
-    """
-
+    # prompt, completion: tokens
     prompt: int | None = None
     completion: int | None = None
+    # accepted, rejected: drafted tokens
     accepted: int | None = None
     rejected: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One piece of a streamed answer.
+    """One piece of a streamed answer."""
 
-    Attributes:
-        text: that it adds; empty where it carries something else.
-        finish_reason: of the piece that ends the text.
-        usage: of the piece that reports it.
-    """
-
-    text: str = ""
-    finish_reason: str | None = None
-    usage: Usage | None = None
+    text: str = ""  # that it adds; empty where it carries something else
+    finish_reason: str | None = None  # of the piece that ends the text
+    usage: Usage | None = None  # of the piece that reports it
 
 
 def chunk_of(line: str) -> Chunk | None:
@@ -120,8 +110,7 @@ def refusal(status: int, body: bytes) -> AnswerError:
     return AnswerError(f"http_{status}", f"the server answers {status}: {said}".rstrip(": "), hints.get(status, ""))
 
 
-SECONDS = 600.0
-"""How long a server may be silent."""
+SECONDS = 600.0  # How long a server may be silent
 CONNECT_SECONDS = 10.0
 _DRAFTED = {
     'specctl_draft_tokens_total{outcome="accepted"}': "accepted",
@@ -135,19 +124,12 @@ _LINE = re.compile(r"^([^\s{]+)(\{[^}]*\})?\s+(\S+)")
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A server that answers.
+    """A server that answers."""
 
-    Attributes:
-        url: where its paths begin, mostly with ``/v1`` at the end.
-        key: sent with every request, if there is one.
-        model: that answers.
-        owner: the owner of its models; ``specctl`` for our own servers.
-    """
-
-    url: str
-    key: str | None
-    model: str
-    owner: str = ""
+    url: str  # where its paths begin, mostly with ``/v1`` at the end
+    key: str | None  # sent with every request, if there is one
+    model: str  # that answers
+    owner: str = ""  # the owner of its models; ``specctl`` for our own servers
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -312,8 +294,7 @@ def drafted_of(page: str) -> Usage | None:
     return Usage(accepted=round(found["accepted"]), rejected=round(rejected))
 
 
-API_NAMES = {"max_new_tokens": "max_tokens"}
-"""Keys of the sampling table that have another name in the interface."""
+API_NAMES = {"max_new_tokens": "max_tokens"}  # Keys of the sampling table that have another name in the interface
 
 
 def api_settings(settings: dict[str, Any], *, chat: bool) -> dict[str, Any]:

@@ -21,8 +21,7 @@ from specctl.outputs import OutputFile, Outputs
 from specctl.profile.schema import DraftTable, Profile
 from specctl.records import CompletionSummary
 
-_FULL = 0.6
-"""Share of the places that may be taken; then the table doubles."""
+_FULL = 0.6  # Share of the places that may be taken; then the table doubles
 _MASK = (1 << 32) - 1
 
 
@@ -101,17 +100,11 @@ def distinct(records: Iterable[Record]) -> Iterator[Record]:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What an input has left to do.
+    """What an input has left to do."""
 
-    Attributes:
-        kept: how many of its records are finished.
-        left: how many are not.
-        first: the first that is not; None without one.
-    """
-
-    kept: int
-    left: int
-    first: Record | None
+    kept: int  # how many of its records are finished
+    left: int  # how many are not
+    first: Record | None  # the first that is not; None without one
 
 
 class Finished:
@@ -373,21 +366,14 @@ _SPEED = {
 
 @dataclass(frozen=True, slots=True)
 class MadeBy:
-    """What a run's results come from. Values are JSON values, by the dotted keys of a profile or the names of flags.
+    """What a run's results come from. Values are JSON values, by the dotted keys of a profile or the names of flags."""
 
-    Attributes:
-        decides: what decides the text and the fields of a line.
-        drafting: the draft's settings, its policy included, which decide draws and no greedy text.
-        names: of models and heads, by key.
-        hashes: of their files' content, by key; a key is missing where the files are not on this machine.
-        drawn: whether tokens are drawn.
-    """
-
-    decides: Mapping[str, Any]
-    drafting: Mapping[str, Any]
-    names: Mapping[str, str]
+    decides: Mapping[str, Any]  # what decides the text and the fields of a line
+    drafting: Mapping[str, Any]  # the draft's settings, its policy included, which decide draws and no greedy text
+    names: Mapping[str, str]  # of models and heads, by key
+    # of their files' content, by key; a key is missing where the files are not on this machine
     hashes: Mapping[str, str]
-    drawn: bool
+    drawn: bool  # whether tokens are drawn
 
     @classmethod
     def of(cls, profile: Profile, **flags: Any) -> Self:

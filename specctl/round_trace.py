@@ -45,20 +45,14 @@ class TracedStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracedRound(RoundSummary):
-    """A round with its tokens.
+    """A round with its tokens."""
 
-    Attributes:
-        inner: in a hierarchy, the rounds in which the draft collected its block.
-        extra, extra_kind: the verifier's own token and where it comes from, see `specctl.records.Round`.
-        steps: the drafted tokens; of a tree its levels, see `specctl.records.Round`.
-        path: of a tree, the ids of the accepted tokens.
-    """
-
-    inner: "tuple[TracedRound, ...]" = ()
+    inner: "tuple[TracedRound, ...]" = ()  # in a hierarchy, the rounds in which the draft collected its block
+    # extra, extra_kind: the verifier's own token and where it comes from, see `specctl.records.Round`
     extra: int | None
     extra_kind: ExtraToken | None
-    steps: tuple[TracedStep, ...]
-    path: tuple[int, ...] = ()
+    steps: tuple[TracedStep, ...]  # the drafted tokens; of a tree its levels, see `specctl.records.Round`
+    path: tuple[int, ...] = ()  # of a tree, the ids of the accepted tokens
 
     def __post_init__(self) -> None:
         if not self.accepted <= len(self.steps) == self.drafted:

@@ -12,26 +12,20 @@ import numpy.typing as npt
 RESAMPLES = 10_000
 SEED = 20240531
 CONFIDENCE = 0.95
-FEW = 10
-"""From fewer prompts than this, a bootstrap interval is too narrow: few resamples differ."""
-_CHUNK = 4_000_000
-"""How many resampling weights may be in memory at once."""
+FEW = 10  # From fewer prompts than this, a bootstrap interval is too narrow: few resamples differ
+_CHUNK = 4_000_000  # How many resampling weights may be in memory at once
 
 Floats = npt.NDArray[np.float64]
 
 
 class Interval(NamedTuple):
-    """A value and its 95% bootstrap interval.
+    """A value and its 95% bootstrap interval."""
 
-    Attributes:
-        value: from all prompts.
-        low, high: the bounds; None for fewer than two prompts.
-        prompts: the number of prompts; None for a value that is not an estimate, such as a speed over itself.
-    """
-
-    value: float
+    value: float  # from all prompts
+    # low, high: the bounds; None for fewer than two prompts
     low: float | None = None
     high: float | None = None
+    # the number of prompts; None for a value that is not an estimate, such as a speed over itself
     prompts: int | None = None
 
     @property
@@ -146,20 +140,15 @@ BINS = 10
 
 @dataclass(frozen=True, slots=True)
 class Bin:
-    """Tokens whose signal lies between ``low`` and ``high``, with the mean of some value of these tokens.
+    """Tokens whose signal lies between ``low`` and ``high``, with the mean of some value of these tokens."""
 
-    Attributes:
-        low, high, middle: smallest, largest and mean signal in the bin.
-        count: tokens in the bin.
-        value: mean of the value.
-        lower, upper: the Wilson 95% interval where the value is a frequency, else the quartiles of the value.
-    """
-
+    # low, high, middle: smallest, largest and mean signal in the bin
     low: float
     high: float
     middle: float
-    count: int
-    value: float
+    count: int  # tokens in the bin
+    value: float  # mean of the value
+    # lower, upper: the Wilson 95% interval where the value is a frequency, else the quartiles of the value
     lower: float
     upper: float
 

@@ -33,23 +33,16 @@ RISING = {
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """Draft tokens with their verdicts, all arrays ``(N,)``.
+    """Draft tokens with their verdicts, all arrays ``(N,)``."""
 
-    Attributes:
-        prompt: which prompt, counted from 0.
-        signals: by name, those of `RISING` that are known. ``accept_prob`` and ``next_accept_prob`` are the predictions
-            for the token itself, made after and before it was drawn; NaN where there is none.
-        accepted: 1 or 0; where the verdict is random, the probability of 1.
-        run: (expected) tokens accepted in a row from this one on.
-        discarded: ``(M,)`` draft entropies of tokens after a rejected one, which were never judged.
-        verdicts: ``(N,)`` by name, for signals of another token than ``accepted``, the verdict on that other token.
-    """
-
-    prompt: Ints
+    prompt: Ints  # which prompt, counted from 0
+    # by name, those of `RISING` that are known. ``accept_prob`` and ``next_accept_prob`` are the predictions for the
+    # token itself, made after and before it was drawn; NaN where there is none.
     signals: Mapping[str, Floats]
-    accepted: Floats
-    run: Floats
-    discarded: Floats
+    accepted: Floats  # 1 or 0; where the verdict is random, the probability of 1
+    run: Floats  # (expected) tokens accepted in a row from this one on
+    discarded: Floats  # ``(M,)`` draft entropies of tokens after a rejected one, which were never judged
+    # ``(N,)`` by name, for signals of another token than ``accepted``, the verdict on that other token
     verdicts: Mapping[str, Floats] = field(default_factory=dict)
 
     @property
@@ -60,31 +53,23 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Target and draft at each token of the target's own outputs; all arrays ``(T,)``, entropies in nats.
+    """Target and draft at each token of the target's own outputs; all arrays ``(T,)``, entropies in nats."""
 
-    Attributes:
-        entropy, cross_entropy, top_prob: H_q, H_{q,p} and max q, of the softmaxes at temperature 1 of the raw logits.
-        acceptance: the probability sum(min(p, q)) that a token drawn from q is accepted.
-        divergence: KL(q||p) of the distributions in ``acceptance``; infinite where q has a token that p lacks.
-        agrees: 1 where target and draft have the same best token, else 0.
-        kept: probability that the token of the output was an accepted draft token: 0 or 1 in greedy decoding, else
-            min(1, q/p) at that token.
-        run: expected number of tokens accepted in a row from this one on, at most to the end of the output.
-        judged: in greedy decoding ``kept``, else ``acceptance``.
-        predicted: a head's prediction for a token drawn from the draft at this position; empty without a head.
-        predicted_of: min(1, p/q) of the token that ``predicted`` is about; empty without a head.
-    """
-
+    # entropy, cross_entropy, top_prob: H_q, H_{q,p} and max q, of the softmaxes at temperature 1 of the raw logits
     entropy: Floats
     cross_entropy: Floats
     top_prob: Floats
-    acceptance: Floats
-    divergence: Floats
-    agrees: Floats
+    acceptance: Floats  # the probability sum(min(p, q)) that a token drawn from q is accepted
+    divergence: Floats  # KL(q||p) of the distributions in ``acceptance``; infinite where q has a token that p lacks
+    agrees: Floats  # 1 where target and draft have the same best token, else 0
+    # probability that the token of the output was an accepted draft token: 0 or 1 in greedy decoding, else min(1, q/p)
+    # at that token
     kept: Floats
-    run: Floats
-    judged: Floats
+    run: Floats  # expected number of tokens accepted in a row from this one on, at most to the end of the output
+    judged: Floats  # in greedy decoding ``kept``, else ``acceptance``
+    # a head's prediction for a token drawn from the draft at this position; empty without a head
     predicted: Floats = field(default_factory=lambda: np.zeros(0))
+    # min(1, p/q) of the token that ``predicted`` is about; empty without a head
     predicted_of: Floats = field(default_factory=lambda: np.zeros(0))
 
     @classmethod
@@ -94,17 +79,11 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Readings:
-    """Readings of several prompts.
+    """Readings of several prompts."""
 
-    Attributes:
-        all: every token of all prompts.
-        prompt: ``(T,)`` which prompt, counted from 0.
-        categories: one per prompt.
-    """
-
-    all: Reading
-    prompt: Ints
-    categories: Sequence[str]
+    all: Reading  # every token of all prompts
+    prompt: Ints  # ``(T,)`` which prompt, counted from 0
+    categories: Sequence[str]  # one per prompt
 
 
 def judge(readings: Readings) -> Judged:

@@ -146,8 +146,7 @@ def _ratio(theory: Theory) -> Table:
 
 BLUE, ORANGE, GREEN, PINK = PALETTE[:4]
 VERDICT_COLOURS = {"accepted": BLUE, "rejected": ORANGE, "discarded": "#777777"}
-_STRIPES = 30
-"""Groups of tokens that a sorted figure averages over."""
+_STRIPES = 30  # Groups of tokens that a sorted figure averages over
 
 
 def draw_analysis(analysis: Analysis, judged: Judged, readings: Readings | None) -> Iterator[Picture]:

@@ -8,8 +8,7 @@ import numpy.typing as npt
 from specctl.analysis.readings import RISING, Ints, Judged, Reading, Readings
 from specctl.statistics import Bin, Floats, Interval, auroc, binned, bootstrap, quantiles, spearman
 
-PUBLISHED_C = 0.15
-"""The constant of SVIP's published code (arXiv 2411.18462)."""
+PUBLISHED_C = 0.15  # The constant of SVIP's published code (arXiv 2411.18462)
 
 
 def pinsker(divergence: Floats) -> Floats:
@@ -44,10 +43,8 @@ def bounds(reading: Reading, fitted_c: float) -> dict[str, Floats]:
     }
 
 
-ROUNDING = 1e-5
-"""By how much rounding in float32 may lift a bound above what it bounds."""
-_LEAST_ENTROPY = 1e-4
-"""Nats of H_q below which H_{q,p}/H_q is a quotient of rounding errors."""
+ROUNDING = 1e-5  # By how much rounding in float32 may lift a bound above what it bounds
+_LEAST_ENTROPY = 1e-4  # Nats of H_q below which H_{q,p}/H_q is a quotient of rounding errors
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,53 +59,34 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Predictor:
-    """How well one signal separates accepted from rejected tokens.
+    """How well one signal separates accepted from rejected tokens."""
 
-    Attributes:
-        auroc: None where no token was accepted or none was rejected.
-        bins: acceptance by the signal.
-        tokens: how many have the signal.
-    """
-
-    auroc: float | None
-    bins: list[Bin]
-    tokens: int
+    auroc: float | None  # None where no token was accepted or none was rejected
+    bins: list[Bin]  # acceptance by the signal
+    tokens: int  # how many have the signal
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A bound on the acceptance probability, or an estimate of it; negative values count as 0.
+    """A bound on the acceptance probability, or an estimate of it; negative values count as 0."""
 
-    Attributes:
-        name: shown in tables and figures.
-        mean: of the bound.
-        gap, absolute_gap: mean of acceptance probability minus bound, and of its absolute value.
-        vacuous: share of tokens where it is 0 or less.
-        violated: share of tokens where it exceeds the acceptance probability by more than rounding.
-    """
-
-    name: str
-    mean: float
+    name: str  # shown in tables and figures
+    mean: float  # of the bound
+    # gap, absolute_gap: mean of acceptance probability minus bound, and of its absolute value
     gap: float
     absolute_gap: float
-    vacuous: float
-    violated: float
+    vacuous: float  # share of tokens where it is 0 or less
+    violated: float  # share of tokens where it exceeds the acceptance probability by more than rounding
 
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """The distribution of H_{q,p}/H_q over tokens.
+    """The distribution of H_{q,p}/H_q over tokens."""
 
-    Attributes:
-        deciles: the nine of them.
-        implied_c: (median - 1) / 2.
-        left_out: tokens with almost no entropy to divide by.
-        edges, shares: a histogram; the last bin contains the long tail.
-    """
-
-    deciles: list[float]
-    implied_c: float
-    left_out: int
+    deciles: list[float]  # the nine of them
+    implied_c: float  # (median - 1) / 2
+    left_out: int  # tokens with almost no entropy to divide by
+    # edges, shares: a histogram; the last bin contains the long tail
     edges: list[float]
     shares: list[float]
 
@@ -129,45 +107,30 @@ class Means:
 
 @dataclass(frozen=True, slots=True)
 class Theory:
-    """The numbers that need both distributions at each token.
-
-    Attributes:
-        bins: acceptance probability by draft entropy.
-        spearman: rank correlation of draft entropy and acceptance probability.
-        fitted_c: constant c of the estimate 1 - sqrt(c H_q), by least squares.
-        infinite_divergence: share of tokens with an infinite KL, which filters make.
-        ratio: None where no token has entropy to divide by.
-    """
+    """The numbers that need both distributions at each token."""
 
     means: list[Means]
-    bins: list[Bin]
-    spearman: float | None
-    fitted_c: float
-    infinite_divergence: float
+    bins: list[Bin]  # acceptance probability by draft entropy
+    spearman: float | None  # rank correlation of draft entropy and acceptance probability
+    fitted_c: float  # constant c of the estimate 1 - sqrt(c H_q), by least squares
+    infinite_divergence: float  # share of tokens with an infinite KL, which filters make
     bounds: list[Bound]
-    ratio: Ratio | None
+    ratio: Ratio | None  # None where no token has entropy to divide by
 
 
 @dataclass(frozen=True, slots=True)
 class Analysis:
-    """Every number of an analysis.
-
-    Attributes:
-        acceptance: share of judged tokens accepted, with a 95% bootstrap interval over prompts.
-        verdicts: draft entropy of tokens ``accepted``, ``rejected`` and ``discarded``, those that occurred.
-        runs: tokens accepted in a row by draft entropy of the first.
-        run_spearman: rank correlation of draft entropy and tokens accepted in a row.
-        theory: None for traces.
-    """
+    """Every number of an analysis."""
 
     prompts: int
     tokens: int
-    acceptance: Interval
+    acceptance: Interval  # share of judged tokens accepted, with a 95% bootstrap interval over prompts
+    # draft entropy of tokens ``accepted``, ``rejected`` and ``discarded``, those that occurred
     verdicts: dict[str, Group]
     predictors: dict[str, Predictor]
-    runs: list[Bin]
-    run_spearman: float | None
-    theory: Theory | None = None
+    runs: list[Bin]  # tokens accepted in a row by draft entropy of the first
+    run_spearman: float | None  # rank correlation of draft entropy and tokens accepted in a row
+    theory: Theory | None = None  # None for traces
 
 
 def analyse(judged: Judged, readings: Readings | None = None) -> Analysis:

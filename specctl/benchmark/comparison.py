@@ -106,25 +106,19 @@ class Sides(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One candidate of both files on the prompts that both finished.
+    """One candidate of both files on the prompts that both finished."""
 
-    Attributes:
-        a, b: its labels; they differ where B has no candidate with A's label, but one of the same policies.
-        tokens_per_second: of both, each all tokens over all seconds.
-        ratio: B's speed over A's.
-        against_none: the same over what `none`'s is: B's speedup over A's. None where a file lacks `none`.
-        ttft, tpot: B's mean latency over A's; below 1, B is quicker. None where it is not known.
-        texts: of the runs that both have.
-    """
-
+    # a, b: its labels; they differ where B has no candidate with A's label, but one of the same policies
     a: str
     b: str
-    tokens_per_second: Sides
-    ratio: Speedup
+    tokens_per_second: Sides  # of both, each all tokens over all seconds
+    ratio: Speedup  # B's speed over A's
+    # the same over what `none`'s is: B's speedup over A's. None where a file lacks `none`.
     against_none: Interval | None
+    # ttft, tpot: B's mean latency over A's; below 1, B is quicker. None where it is not known.
     ttft: Interval | None
     tpot: Interval | None
-    texts: Texts
+    texts: Texts  # of the runs that both have
 
     @property
     def name(self) -> str:
@@ -156,22 +150,15 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two results files compared.
+    """Two results files compared."""
 
-    Attributes:
-        a, b: the files.
-        candidates: those of both, in A's order.
-        candidates_left_out: by label, why.
-        prompts_left_out: by id, why.
-        differences: facts that differ.
-    """
-
+    # a, b: the files
     a: Side
     b: Side
-    candidates: list[Compared]
-    candidates_left_out: dict[str, str]
-    prompts_left_out: dict[str, str]
-    differences: list[Difference]
+    candidates: list[Compared]  # those of both, in A's order
+    candidates_left_out: dict[str, str]  # by label, why
+    prompts_left_out: dict[str, str]  # by id, why
+    differences: list[Difference]  # facts that differ
 
     @property
     def none_differs(self) -> Interval | None:

@@ -14,26 +14,20 @@ from specctl.replay.costs import CostTable, columns
 from specctl.replay.pearl import Simulated, TwoDevices
 from specctl.statistics import Floats
 
-LEAST_R_SQUARED = 0.5
-"""A fit that explains less of the runs' variance predicts no speed worth drawing."""
+LEAST_R_SQUARED = 0.5  # A fit that explains less of the runs' variance predicts no speed worth drawing
 
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """T = draft_ms N_draft + target_ms N_target (SpecDec++ eq. 3.1), T being the time after the prompt.
+    """T = draft_ms N_draft + target_ms N_target (SpecDec++ eq. 3.1), T being the time after the prompt."""
 
-    Attributes:
-        draft_ms, target_ms: of one forward pass of the first draft, and of the target.
-        r_squared: share of the runs' variance in T that the model explains; None if all runs took the same time.
-        runs: number of runs it was fitted to; 0 for a model made from bare forward times.
-        further_ms: where several drafts are loaded, a term for each after the first.
-    """
-
+    # draft_ms, target_ms: of one forward pass of the first draft, and of the target
     draft_ms: float
     target_ms: float
+    # share of the runs' variance in T that the model explains; None if all runs took the same time
     r_squared: float | None
-    runs: int
-    further_ms: tuple[float, ...] = ()
+    runs: int  # number of runs it was fitted to; 0 for a model made from bare forward times
+    further_ms: tuple[float, ...] = ()  # where several drafts are loaded, a term for each after the first
 
     @property
     def explains(self) -> bool:
@@ -74,40 +68,30 @@ class CandidateCost:
     """A candidate's measured cost compared with the cost of its forward passes.
 
     Times exclude the prompt's, except for peers, whose time cannot be split.
-
-    Attributes:
-        measured, predicted: tokens/s, by the clock and by the fitted model.
-        latency_ms: per token, predicted from the rates alone (eq. 5.1); None unless only the first draft is used.
-        overhead: wall time over the bare time of the same forward passes; 1 means that the loop costs nothing.
-        passes_share: the oracle's target passes over this candidate's; 1 is the fewest possible.
-        time_share: the oracle's predicted time over this candidate's measured time.
-        signal_share: the signal bound's predicted time over this candidate's measured time.
     """
 
     candidate: str
+    # measured, predicted: tokens/s, by the clock and by the fitted model
     measured: float
     predicted: float | None
+    # per token, predicted from the rates alone (eq. 5.1); None unless only the first draft is used.
     latency_ms: float | None
+    # wall time over the bare time of the same forward passes; 1 means that the loop costs nothing
     overhead: float | None
-    passes_share: float | None
-    time_share: float | None
-    signal_share: float | None
+    passes_share: float | None  # the oracle's target passes over this candidate's; 1 is the fewest possible
+    time_share: float | None  # the oracle's predicted time over this candidate's measured time
+    signal_share: float | None  # the signal bound's predicted time over this candidate's measured time
 
 
 @dataclass(frozen=True, slots=True)
 class OracleBound:
-    """Theorem 4.1's oracle on some prompts: no policy discards less or needs fewer target passes.
+    """Theorem 4.1's oracle on some prompts: no policy discards less or needs fewer target passes."""
 
-    Attributes:
-        prompts: number of prompts that the oracle covers.
-        passes, tokens: target passes and generated tokens on these prompts.
-        tokens_per_second: predicted, without the prompt's time; None without a fitted model.
-    """
-
-    prompts: int
+    prompts: int  # number of prompts that the oracle covers
+    # passes, tokens: target passes and generated tokens on these prompts
     passes: int
     tokens: float
-    tokens_per_second: float | None
+    tokens_per_second: float | None  # predicted, without the prompt's time; None without a fitted model
 
 
 def fit(results: RunSet) -> CostModel | None:
@@ -281,34 +265,26 @@ def _oracle_runs(results: RunSet, candidate: str) -> Sequence[Run]:
 
 @dataclass(frozen=True, slots=True)
 class DraftLevel:
-    """One draft of a candidate.
+    """One draft of a candidate."""
 
-    Attributes:
-        draft: index among the loaded drafts.
-        redundancy: HSDDW's sigma, the share of its tokens that its verifier rejected; None if it drafted nothing.
-        utilisation: HSDDW's eta, its forward passes per token passed to its verifier; None if it drafted nothing.
-    """
-
-    draft: int
+    draft: int  # index among the loaded drafts
+    # HSDDW's sigma, the share of its tokens that its verifier rejected; None if it drafted nothing
     redundancy: float | None
+    # HSDDW's eta, its forward passes per token passed to its verifier; None if it drafted nothing
     utilisation: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class CandidateLevels:
-    """A candidate's forward passes, by model.
-
-    Attributes:
-        passes: per generated token, of each loaded draft and, last, of the target (HSDDW's eta of the target).
-        levels: its drafts, from the target's own draft down.
-        pays_ms: the range of target pass times in milliseconds in which a hierarchy is predicted to be faster than
-            every candidate with one draft or none, given the fitted times of the drafts. The upper end is None if
-            there is no limit. None without such a range.
-    """
+    """A candidate's forward passes, by model."""
 
     candidate: str
+    # per generated token, of each loaded draft and, last, of the target (HSDDW's eta of the target)
     passes: tuple[float, ...]
-    levels: tuple[DraftLevel, ...]
+    levels: tuple[DraftLevel, ...]  # its drafts, from the target's own draft down
+    # the range of target pass times in milliseconds in which a hierarchy is predicted to be faster than every candidate
+    # with one draft or none, given the fitted times of the drafts. The upper end is None if there is no limit. None
+    # without such a range.
     pays_ms: tuple[float, float | None] | None = None
 
     @property

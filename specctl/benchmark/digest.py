@@ -27,37 +27,26 @@ from specctl.statistics import Interval
 
 @dataclass(frozen=True, slots=True)
 class Digest:
-    """The results with everything computed from them.
+    """The results with everything computed from them."""
 
-    Attributes:
-        results: of an unfinished benchmark, those of complete rounds.
-        finished: how many runs there are, those of incomplete rounds too.
-        overall, by_category, by_length: one summary for each candidate with runs in that part.
-        model: cost model fitted to the runs, or None.
-        bare: cost model from bare forward times, or None if they were not measured.
-        signal_speed: tokens/s of the best stopping rule on the draft's signals, by the fit; None if not computed.
-        compared: how many greedy runs were compared with the baseline, token by token; None when sampling.
-        differing: compared runs whose tokens differ from the baseline's.
-        simulated: how fast drafting in parallel would be on two devices; empty without stretches.
-        sync_ms: the milliseconds for each step that this assumes.
-        levels: every candidate's passes by model; empty unless several drafts are loaded.
-    """
-
-    results: RunSet
-    finished: int
+    results: RunSet  # of an unfinished benchmark, those of complete rounds
+    finished: int  # how many runs there are, those of incomplete rounds too
+    # overall, by_category, by_length: one summary for each candidate with runs in that part
     overall: list[Summary]
     by_category: dict[str, list[Summary]]
     by_length: dict[int, list[Summary]]
-    model: CostModel | None
-    bare: CostModel | None
+    model: CostModel | None  # cost model fitted to the runs, or None
+    bare: CostModel | None  # cost model from bare forward times, or None if they were not measured
     costs: list[CandidateCost]
     oracle: OracleBound | None
+    # tokens/s of the best stopping rule on the draft's signals, by the fit; None if not computed
     signal_speed: float | None
-    compared: int | None
-    differing: list[tuple[Run, Difference]]
-    levels: list[CandidateLevels]
+    compared: int | None  # how many greedy runs were compared with the baseline, token by token; None when sampling
+    differing: list[tuple[Run, Difference]]  # compared runs whose tokens differ from the baseline's
+    levels: list[CandidateLevels]  # every candidate's passes by model; empty unless several drafts are loaded
+    # how fast drafting in parallel would be on two devices; empty without stretches
     simulated: list[Simulated] = field(default_factory=list)
-    sync_ms: float = 0.0
+    sync_ms: float = 0.0  # the milliseconds for each step that this assumes
 
     @property
     def simulated_baseline_ms(self) -> float:
@@ -145,8 +134,7 @@ def digest(results: RunSet, sync_ms: float = 0.0) -> Digest:
     )
 
 
-RARELY = 0.2
-"""The share of rounds below which a policy hardly drafts."""
+RARELY = 0.2  # The share of rounds below which a policy hardly drafts
 
 
 def verdict(digest: Digest) -> str:

@@ -58,8 +58,7 @@ def looks(candidates: Sequence[Candidate]) -> dict[str, Look]:
     return found
 
 
-ROW = 0.24
-"""Height of one candidate in a panel, in inches."""
+ROW = 0.24  # Height of one candidate in a panel, in inches
 
 
 def parts_of(digest: Digest) -> list[tuple[str, list[Summary]]]:

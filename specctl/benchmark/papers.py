@@ -18,18 +18,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Entrant:
-    """A policy as a paper ran it.
+    """A policy as a paper ran it."""
 
-    Attributes:
-        policy: with its settings, as ``--policy`` names it.
-        source: the paper, and where its settings are from.
-        tree: the size of its dynamic trees; None for chains.
-        at_every_level: whether it stops every draft of a hierarchy; otherwise it runs on the target's own draft alone.
-    """
-
-    policy: str
-    source: str
-    tree: TreeSize | None = None
+    policy: str  # with its settings, as ``--policy`` names it
+    source: str  # the paper, and where its settings are from
+    tree: TreeSize | None = None  # the size of its dynamic trees; None for chains
+    # whether it stops every draft of a hierarchy; otherwise it runs on the target's own draft alone
     at_every_level: bool = False
 
     @property
@@ -94,17 +88,12 @@ LACKING = {
 
 @dataclass(slots=True)
 class RunnablePapers:
-    """The papers' policies on a pair.
+    """The papers' policies on a pair."""
 
-    Attributes:
-        tables: a draft table for each policy that the pair can run.
-        peers: transformers' assisted generation, where it can run the pair.
-        left_out: what cannot run, by label, and why.
-    """
-
-    tables: list[DraftTable] = field(default_factory=list)
+    tables: list[DraftTable] = field(default_factory=list)  # a draft table for each policy that the pair can run
+    # transformers' assisted generation, where it can run the pair
     peers: list[PeerSetting] = field(default_factory=list)
-    left_out: dict[str, str] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)  # what cannot run, by label, and why
 
 
 def runnable_papers(profile: Profile, *, oracle: bool = False) -> RunnablePapers:

@@ -14,27 +14,17 @@ from specctl.text_engine.row_count import Batch
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a benchmark is to run.
+    """What a benchmark is to run."""
 
-    Attributes:
-        profile: gives the sampling and prompt tables.
-        candidates: those that are compared, peers too.
-        suite: the prompts.
-        lengths: token limits; every prompt is run to each of them.
-        repeats: how often every prompt is run.
-        oracle: whether to compute the bounds of greedy decoding.
-        papers: where the papers' policies are compared, which of them the pair cannot run, and why.
-        batch: how many prompts each candidate runs at once.
-    """
-
-    profile: Profile
-    candidates: Candidates
-    suite: Suite
-    lengths: Sequence[int]
-    repeats: int = 1
-    oracle: bool = False
+    profile: Profile  # gives the sampling and prompt tables
+    candidates: Candidates  # those that are compared, peers too
+    suite: Suite  # the prompts
+    lengths: Sequence[int]  # token limits; every prompt is run to each of them
+    repeats: int = 1  # how often every prompt is run
+    oracle: bool = False  # whether to compute the bounds of greedy decoding
+    # where the papers' policies are compared, which of them the pair cannot run, and why
     papers: Mapping[str, str] | None = None
-    batch: Batch = 1
+    batch: Batch = 1  # how many prompts each candidate runs at once
 
     def runs(self, candidates: int) -> int:
         """The number of all runs of this many candidates."""

@@ -17,8 +17,7 @@ from specctl.terminal.display import FullScreen
 from specctl.terminal.output import print_message
 from specctl.terminal.progress import Count, TerminalProgress
 
-_FIGURES = 62
-"""Columns of the terminal that the figures of a row take."""
+_FIGURES = 62  # Columns of the terminal that the figures of a row take
 
 
 class BenchProgress:

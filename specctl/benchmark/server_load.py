@@ -22,58 +22,38 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadHeader:
-    """The first line of a file of requests.
+    """The first line of a file of requests."""
 
-    Attributes:
-        created: when the run began, in ISO 8601.
-        url, model: what was asked.
-        concurrency: of the levels.
-        suite: name, sha256 of the prompts and their number.
-        settings: sent with each request, unless its record says otherwise.
-    """
-
-    created: str
+    created: str  # when the run began, in ISO 8601
+    # url, model: what was asked
     url: str
     model: str
-    concurrency: list[int]
-    suite: dict[str, Any]
-    settings: dict[str, Any]
+    concurrency: list[int]  # of the levels
+    suite: dict[str, Any]  # name, sha256 of the prompts and their number
+    settings: dict[str, Any]  # sent with each request, unless its record says otherwise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """A request that has ended; times in milliseconds from when it was sent.
+    """A request that has ended; times in milliseconds from when it was sent."""
 
-    Attributes:
-        concurrency: how many were asked at once.
-        prompt, category: of the record.
-        turn: of the record, from 0.
-        text: that came.
-        tokens: of the text, as the server reports, else the number of pieces.
-        counted: whether pieces were counted, because the server does not report tokens.
-        finish_reason: why the text ended.
-        arrivals_ms: when pieces with text came.
-        end_ms: when it ended.
-        prompt_tokens, accepted, rejected: as the server reports; None where it does not.
-        error: the kind of failure; None for a whole answer.
-        message: the same in words.
-    """
-
-    concurrency: int
+    concurrency: int  # how many were asked at once
+    # prompt, category: of the record
     prompt: str
     category: str
-    turn: int = 0
-    text: str = ""
-    tokens: int = 0
-    counted: bool = False
-    finish_reason: str | None = None
-    arrivals_ms: tuple[float, ...] = ()
-    end_ms: float = 0.0
+    turn: int = 0  # of the record, from 0
+    text: str = ""  # that came
+    tokens: int = 0  # of the text, as the server reports, else the number of pieces
+    counted: bool = False  # whether pieces were counted, because the server does not report tokens
+    finish_reason: str | None = None  # why the text ended
+    arrivals_ms: tuple[float, ...] = ()  # when pieces with text came
+    end_ms: float = 0.0  # when it ended
+    # prompt_tokens, accepted, rejected: as the server reports; None where it does not
     prompt_tokens: int | None = None
     accepted: int | None = None
     rejected: int | None = None
-    error: str | None = None
-    message: str = ""
+    error: str | None = None  # the kind of failure; None for a whole answer
+    message: str = ""  # the same in words
 
     @property
     def first_token_ms(self) -> float:
@@ -90,25 +70,17 @@ class Asked:
         return tuple(later - earlier for earlier, later in pairwise(self.arrivals_ms))
 
 
-LOAD = LineFormat(Content.LOAD, LoadHeader, {"request": Asked})
-"""A file of requests."""
+LOAD = LineFormat(Content.LOAD, LoadHeader, {"request": Asked})  # A file of requests
 
 
 @dataclass(slots=True)
 class Level:
-    """What was asked at one concurrency.
+    """What was asked at one concurrency."""
 
-    Attributes:
-        concurrency: requests at once.
-        asked: those that have ended.
-        seconds: wall time of all of them.
-        drafted: tokens that the server drafted meanwhile, by its metrics.
-    """
-
-    concurrency: int
-    asked: list[Asked] = field(default_factory=list)
-    seconds: float = 0.0
-    drafted: Usage | None = None
+    concurrency: int  # requests at once
+    asked: list[Asked] = field(default_factory=list)  # those that have ended
+    seconds: float = 0.0  # wall time of all of them
+    drafted: Usage | None = None  # tokens that the server drafted meanwhile, by its metrics
 
     @property
     def answered(self) -> list[Asked]:
@@ -153,22 +125,15 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Dialogue:
-    """The requests of one record: its turns one after the other, or only one.
+    """The requests of one record: its turns one after the other, or only one."""
 
-    Attributes:
-        prompt, category: of the record.
-        turns: what the user says; empty where ``messages`` are all.
-        messages: of a chat before the turns.
-        chat: whether it goes through the server's chat template.
-        settings: in the interface's words.
-    """
-
+    # prompt, category: of the record
     prompt: str
     category: str
-    turns: tuple[str, ...]
-    messages: tuple[dict[str, Any], ...]
-    chat: bool
-    settings: dict[str, Any]
+    turns: tuple[str, ...]  # what the user says; empty where ``messages`` are all
+    messages: tuple[dict[str, Any], ...]  # of a chat before the turns
+    chat: bool  # whether it goes through the server's chat template
+    settings: dict[str, Any]  # in the interface's words
 
     def body(self, answers: Sequence[str]) -> dict[str, Any]:
         """The request of the turn after these answers."""

@@ -13,11 +13,9 @@ from specctl.outputs import naming, write_whole
 from specctl.prompts.suites import MT_BENCH, MT_BENCH_GROUP
 from specctl.records import CompletionSummary
 
-ANSWER_FILES = ("*.jsonl",)
-"""Patterns of the names that `write_answers` writes."""
+ANSWER_FILES = ("*.jsonl",)  # Patterns of the names that `write_answers` writes
 MT_BENCH_FIRST_ID = 81
-MT_BENCH_QUESTIONS = 10
-"""MT-Bench numbers its questions from 81, ten to a category."""
+MT_BENCH_QUESTIONS = 10  # MT-Bench numbers its questions from 81, ten to a category
 
 
 def write_answers(results: RunSet, folder: Path) -> list[Path]:

@@ -34,20 +34,16 @@ class Percentiles(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Latencies in milliseconds; None where nothing is known.
+    """Latencies in milliseconds; None where nothing is known."""
 
-    Attributes:
-        ttft_ms: time to first token: from the prompt's ids to the end of the first round. One value for each turn.
-        tpot_ms: time per output token: from the end of the first round to the last token, over the number of tokens
-            less one. One value for each turn with two tokens or more.
-        itl_ms: inter-token latency: from one arrival of tokens to the next. One value for each round but the first.
-        e2el_ms: end-to-end latency: from the prompt's ids to the last token. One value for each turn.
-    """
-
+    # time to first token: from the prompt's ids to the end of the first round. One value for each turn.
     ttft_ms: Percentiles | None
+    # time per output token: from the end of the first round to the last token, over the number of tokens less one. One
+    # value for each turn with two tokens or more.
     tpot_ms: Percentiles | None
+    # inter-token latency: from one arrival of tokens to the next. One value for each round but the first.
     itl_ms: Percentiles | None
-    e2el_ms: Percentiles | None
+    e2el_ms: Percentiles | None  # end-to-end latency: from the prompt's ids to the last token. One value for each turn.
 
 
 def latency(answers: Iterable[Timed]) -> Latency:
@@ -77,37 +73,29 @@ class Spread(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """One candidate over some prompts. Every prompt counts the same however often it ran; unknown values are None.
-
-    Attributes:
-        prompts, runs: number that the candidate finished.
-        speedup: None if the baseline finished none of these prompts.
-        draft_rate: forward passes of the first draft for each generated token; None if nothing was drafted.
-        acceptance_rate, redundancy, draft_length, accepted_length: None if nothing was drafted.
-        draft_length, accepted_length: over the rounds in which a draft ran.
-        nodes: tokens of trees that were verified, over the same rounds; None for chains.
-        stops: share of the rounds in which a draft ran, by stop reason.
-        wall: share of wall time spent on ``draft``, ``verify``, ``prefill`` and ``other``; empty for a peer.
-        latency: of its turns; the mean of ``ttft_ms`` is what the table of speeds shows.
-    """
+    """One candidate over some prompts. Every prompt counts the same however often it ran; unknown values are None."""
 
     candidate: str
+    # prompts, runs: number that the candidate finished
     prompts: int
     runs: int
     tokens_per_second: float
     ms_per_token: float
-    speedup: Speedup | None
+    speedup: Speedup | None  # None if the baseline finished none of these prompts
+    # acceptance_rate, redundancy, draft_length, accepted_length: None if nothing was drafted
     acceptance_rate: float | None
     mean_acceptance_length: float | None
     verification_rate: float | None
-    draft_rate: float | None
+    draft_rate: float | None  # forward passes of the first draft for each generated token; None if nothing was drafted
     discard_rate: float | None
     redundancy: float | None
+    # draft_length, accepted_length: over the rounds in which a draft ran
     draft_length: Spread | None
     accepted_length: Spread | None
-    nodes: Spread | None
-    latency: Latency
-    stops: Mapping[str, float] = field(default_factory=dict)
+    nodes: Spread | None  # tokens of trees that were verified, over the same rounds; None for chains
+    latency: Latency  # of its turns; the mean of ``ttft_ms`` is what the table of speeds shows
+    stops: Mapping[str, float] = field(default_factory=dict)  # share of the rounds in which a draft ran, by stop reason
+    # share of wall time spent on ``draft``, ``verify``, ``prefill`` and ``other``; empty for a peer
     wall: Mapping[str, float] = field(default_factory=dict)
 
 

@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 SHOWN_NEAR = 5
 _SHOWN_VALUES = 16
 _BAR = 30
-KNOBS = ("threshold", "draft_length", "max_draft")
-"""The main setting of a policy is the first of these that it has."""
+KNOBS = ("threshold", "draft_length", "max_draft")  # The main setting of a policy is the first of these that it has
 
 
 def plain_interval(interval: Interval | None) -> dict[str, float | None] | None:

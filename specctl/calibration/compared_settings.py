@@ -167,29 +167,23 @@ def _spread(knobs: dict[str, tuple[float, float]], count: int) -> Iterator[dict[
         }
 
 
-UNTUNED = "cost-optimal"
-"""The policy that needs no calibration, so a calibrated setting has to be faster than it."""
+UNTUNED = "cost-optimal"  # The policy that needs no calibration, so a calibrated setting has to be faster than it
 
 
 SWEEPS = 2
 """How often every level is searched. The best setting of a level hardly depends on the exact settings of the others."""
 
 
-Options = Sequence[Sequence[Setting]]
-"""For each level from the top down, the settings that it may have."""
+Options = Sequence[Sequence[Setting]]  # For each level from the top down, the settings that it may have
 
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """The settings to search at each level.
+    """The settings to search at each level."""
 
-    Attributes:
-        coarse: searched first.
-        fine: searched second, limited to the policies that the coarse search ends with; the same object as ``coarse``
-            if there is no second search.
-    """
-
-    coarse: Options
+    coarse: Options  # searched first
+    # searched second, limited to the policies that the coarse search ends with; the same object as ``coarse`` if there
+    # is no second search
     fine: Options
 
     @property
@@ -208,23 +202,15 @@ class Space:
 
 @dataclass(frozen=True, slots=True)
 class ComparedSettings:
-    """The settings that a calibration compares, of one draft or of all drafts of a hierarchy.
+    """The settings that a calibration compares, of one draft or of all drafts of a hierarchy."""
 
-    Attributes:
-        old: the profile's own setting.
-        candidates: settings that may be chosen; all are replayed.
-        also_ranked: settings that are ranked too, but not chosen.
-        space: for a hierarchy, the settings of each level; their combinations are too many to replay all.
-        untuned: the policy that needs no calibration, with its defaults; it is run live beside the chosen setting.
-        at_least: the least length of drafts that traces shall hold.
-    """
-
-    old: Setting
-    candidates: list[Setting]
-    also_ranked: list[Setting]
-    space: Space | None
+    old: Setting  # the profile's own setting
+    candidates: list[Setting]  # settings that may be chosen; all are replayed
+    also_ranked: list[Setting]  # settings that are ranked too, but not chosen
+    space: Space | None  # for a hierarchy, the settings of each level; their combinations are too many to replay all
+    # the policy that needs no calibration, with its defaults; it is run live beside the chosen setting
     untuned: Setting | None = None
-    at_least: int = 0
+    at_least: int = 0  # the least length of drafts that traces shall hold
 
     @property
     def depth(self) -> int:

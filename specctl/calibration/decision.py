@@ -28,39 +28,25 @@ from specctl.statistics import Interval, is_clear
 
 @dataclass(frozen=True, slots=True)
 class Rival:
-    """The chosen setting, or one that it has to be faster than.
+    """The chosen setting, or one that it has to be faster than."""
 
-    Attributes:
-        setting: with its policy and values.
-        tokens_per_second: after the prompt.
-        speedup: over target-only decoding.
-        behind: the speed of the fastest rival over its own, by the same prompts.
-    """
-
-    setting: Setting
-    tokens_per_second: float
-    speedup: Interval
-    behind: Interval
+    setting: Setting  # with its policy and values
+    tokens_per_second: float  # after the prompt
+    speedup: Interval  # over target-only decoding
+    behind: Interval  # the speed of the fastest rival over its own, by the same prompts
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What to use, and why.
+    """What to use, and why."""
 
-    Attributes:
-        chosen: the setting that the search chose.
-        old: the profile's own setting.
-        rivals: of the chosen setting, the profile's own, the best constant, `UNTUNED` and none those that are known,
-            the fastest first.
-        measured: whether the rivals' speeds are of live runs; otherwise they are predicted.
-        found: the outcome of the search.
-    """
-
-    chosen: Setting
-    old: Setting | None
+    chosen: Setting  # the setting that the search chose
+    old: Setting | None  # the profile's own setting
+    # of the chosen setting, the profile's own, the best constant, `UNTUNED` and none those that are known, the fastest
+    # first
     rivals: Sequence[Rival]
-    measured: bool
-    found: Calibration
+    measured: bool  # whether the rivals' speeds are of live runs; otherwise they are predicted
+    found: Calibration  # the outcome of the search
 
     @classmethod
     def of(cls, found: Calibration, old: Setting | None, measured: "Sequence[Measured]") -> "Advice":
@@ -172,27 +158,16 @@ def fastest(chosen: Setting, measured: "Sequence[Measured]") -> Setting:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What a calibration found.
+    """What a calibration found."""
 
-    Attributes:
-        traces: that it searched in.
-        found: the outcome of the search.
-        costs: that it priced rounds with.
-        measured: the live runs; empty where nothing was run.
-        old: the profile's own setting.
-        sizes: what was found for several texts at once, by ascending numbers.
-        given: how many prompts there were to draw from; None if that is not known.
-        interrupted: whether Ctrl-C ended the live runs.
-    """
-
-    traces: TraceSet
-    found: Calibration
-    costs: CostTable
-    measured: list[Measured]
-    old: Setting | None = None
-    sizes: list[Best] = field(default_factory=list)
-    given: int | None = None
-    interrupted: bool = False
+    traces: TraceSet  # that it searched in
+    found: Calibration  # the outcome of the search
+    costs: CostTable  # that it priced rounds with
+    measured: list[Measured]  # the live runs; empty where nothing was run
+    old: Setting | None = None  # the profile's own setting
+    sizes: list[Best] = field(default_factory=list)  # what was found for several texts at once, by ascending numbers
+    given: int | None = None  # how many prompts there were to draw from; None if that is not known
+    interrupted: bool = False  # whether Ctrl-C ended the live runs
 
     @property
     def advice(self) -> Advice:

@@ -29,20 +29,15 @@ class Measured:
     """The predicted and the measured speed of a setting.
 
     Attributes:
-        setting: what was run.
-        predicted: tokens/s after the prompt, by replay; None for a setting that cannot be replayed.
-        measured: tokens/s after the prompt, live.
-        speedup: measured speedup over target-only decoding, the time of the prompt included.
         behind: measured speed of the fastest that ran with it over its own, by the same prompts.
-        rows: how many texts were written at once.
     """
 
-    setting: Setting
-    predicted: float | None
-    measured: float
-    speedup: Interval | None
+    setting: Setting  # what was run
+    predicted: float | None  # tokens/s after the prompt, by replay; None for a setting that cannot be replayed
+    measured: float  # tokens/s after the prompt, live
+    speedup: Interval | None  # measured speedup over target-only decoding, the time of the prompt included
     behind: Interval = Interval(1.0)  # noqa: RUF009 - it cannot be changed
-    rows: int = 1
+    rows: int = 1  # how many texts were written at once
 
 
 Stopped = tuple[int, int] | None
@@ -209,17 +204,11 @@ def _with_predictors(pair: Pair, candidates: Candidates) -> Pair:
 
 
 class Ran(NamedTuple):
-    """The live runs of a candidate.
+    """The live runs of a candidate."""
 
-    Attributes:
-        tokens_per_second: after the prompt.
-        speedup: over target-only decoding, the time of the prompt included.
-        behind: the speed of the fastest candidate over its own, by the same prompts.
-    """
-
-    tokens_per_second: float
-    speedup: Interval | None
-    behind: Interval
+    tokens_per_second: float  # after the prompt
+    speedup: Interval | None  # over target-only decoding, the time of the prompt included
+    behind: Interval  # the speed of the fastest candidate over its own, by the same prompts
 
 
 def ran(results: RunSet, labels: Iterable[str]) -> dict[str, Ran]:

@@ -17,26 +17,18 @@ from specctl.replay.trace_files import TraceSet
 from specctl.statistics import FEW, SEED, Floats, Interval, bootstrap
 
 RESAMPLES = 2000
-EACH = 4
-"""The least number of texts for each place of a batch: while the last texts end, places are empty."""
+EACH = 4  # The least number of texts for each place of a batch: while the last texts end, places are empty
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """The replayed rounds of a setting in numbers; every array is ``(P,)``, a value for each of P prompts.
+    """The replayed rounds of a setting in numbers; every array is ``(P,)``, a value for each of P prompts."""
 
-    Attributes:
-        setting: what was replayed.
-        tokens: generated tokens.
-        ms: predicted time after the prompt, in milliseconds.
-        passes: rounds, which are target passes.
-        drafted, accepted: draft tokens of the first draft, and how many were accepted.
-    """
-
-    setting: Setting
-    tokens: Floats
-    ms: Floats
-    passes: Floats
+    setting: Setting  # what was replayed
+    tokens: Floats  # generated tokens
+    ms: Floats  # predicted time after the prompt, in milliseconds
+    passes: Floats  # rounds, which are target passes
+    # drafted, accepted: draft tokens of the first draft, and how many were accepted
     drafted: Floats
     accepted: Floats
 
@@ -128,20 +120,14 @@ def _summed(setting: Setting, prompts: Sequence[str], replays: Iterable[Replay],
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The chosen setting, and how sure the choice is.
+    """The chosen setting, and how sure the choice is."""
 
-    Attributes:
-        chosen: the simplest setting within one standard error of the fastest.
-        fastest: the fastest setting by predicted tokens/s.
-        share: share of bootstrap resamples of the prompts in which the chosen setting is within one standard error of
-            the fastest.
-        near: the other settings within one standard error of the fastest, the fastest first.
-    """
-
-    chosen: Score
-    fastest: Score
+    chosen: Score  # the simplest setting within one standard error of the fastest
+    fastest: Score  # the fastest setting by predicted tokens/s
+    # share of bootstrap resamples of the prompts in which the chosen setting is within one standard error of the
+    # fastest
     share: float
-    near: list[Score]
+    near: list[Score]  # the other settings within one standard error of the fastest, the fastest first
 
 
 def choose(scores: Sequence[Score]) -> Choice:
@@ -170,8 +156,7 @@ def simplicity(setting: Setting) -> tuple[int, int, int]:
     return len(levels), known, sum(len(one.values) for one in levels)
 
 
-MOST_RANKED = 12
-"""Combinations of a hierarchy's policies that are ranked, besides the best of each way to pre-verify."""
+MOST_RANKED = 12  # Combinations of a hierarchy's policies that are ranked, besides the best of each way to pre-verify
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,21 +176,13 @@ def _ranking(scores: Iterable[Score]) -> list[Ranked]:
 
 @dataclass(slots=True, kw_only=True)
 class Best:
-    """The best settings for a number of texts at once.
+    """The best settings for a number of texts at once."""
 
-    Attributes:
-        rows: the number of texts.
-        choice: among all candidates, on the prompts chosen on.
-        candidates: the number of settings that were replayed.
-        ranking: each policy's best setting, and none, on the prompts reported on, the fastest first.
-        winner: the entry of the chosen setting in the ranking.
-    """
-
-    rows: int = 1
-    choice: Choice
-    candidates: int
-    ranking: list[Ranked]
-    winner: Ranked
+    rows: int = 1  # the number of texts
+    choice: Choice  # among all candidates, on the prompts chosen on
+    candidates: int  # the number of settings that were replayed
+    ranking: list[Ranked]  # each policy's best setting, and none, on the prompts reported on, the fastest first
+    winner: Ranked  # the entry of the chosen setting in the ranking
 
     def entry(self, setting: Setting) -> Ranked | None:
         """The entry of a setting in the ranking, if it was ranked."""
@@ -218,26 +195,20 @@ class Calibration(Best):
 
     The ranking has the profile's own setting too. Of a hierarchy's combinations of policies it has those that were
     fastest on the prompts chosen on, and the fastest of each way to pre-verify, a single draft included.
-
-    Attributes:
-        oracle: the policy of Theorem 4.1 of SpecDec++, on the prompts reported on.
-        signal_bound: the best stopping rule on entropy and top probability, on the prompts reported on; None for a
-            hierarchy, for which it is not defined.
-        baseline: none, on the prompts chosen on.
-        families: by policies and head, the scores of all replayed settings on the prompts chosen on.
-        chosen_on, reported_on: prompt ids; equal if there were too few prompts to hold some out.
-        verification: how replayed draft tokens were verified; None in greedy decoding.
-        warnings: what a reader has to know before trusting the outcome.
     """
 
-    oracle: Ranked
+    oracle: Ranked  # the policy of Theorem 4.1 of SpecDec++, on the prompts reported on
+    # the best stopping rule on entropy and top probability, on the prompts reported on; None for a hierarchy, for which
+    # it is not defined
     signal_bound: Ranked | None
-    baseline: Score
+    baseline: Score  # none, on the prompts chosen on
+    # by policies and head, the scores of all replayed settings on the prompts chosen on
     families: dict[str, list[Score]]
+    # chosen_on, reported_on: prompt ids; equal if there were too few prompts to hold some out
     chosen_on: list[str]
     reported_on: list[str]
-    verification: Verification | None = None
-    warnings: list[str] = field(default_factory=list)
+    verification: Verification | None = None  # how replayed draft tokens were verified; None in greedy decoding
+    warnings: list[str] = field(default_factory=list)  # what a reader has to know before trusting the outcome
 
     @property
     def held_out(self) -> bool:

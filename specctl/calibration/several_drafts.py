@@ -22,17 +22,11 @@ from specctl.statistics import Interval
 
 @dataclass(frozen=True, slots=True)
 class Entrant:
-    """The drafts of one profile with their calibration.
+    """The drafts of one profile with their calibration."""
 
-    Attributes:
-        name: of the profile.
-        profile: as it was resolved.
-        decision: what was found for them, and not yet run live.
-    """
-
-    name: str
-    profile: Profile
-    decision: Decision
+    name: str  # of the profile
+    profile: Profile  # as it was resolved
+    decision: Decision  # what was found for them, and not yet run live
 
     @property
     def found(self) -> Calibration:
@@ -52,19 +46,12 @@ class Entrant:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """An entrant's setting.
+    """An entrant's setting."""
 
-    Attributes:
-        entrant: the profile and its calibration.
-        measured: tokens/s after the prompt, live; None if it was not run.
-        speedup: over target-only decoding: measured, the time of the prompt included, or else predicted.
-        behind: the speed of the first over its own, by the same prompts.
-    """
-
-    entrant: Entrant
-    measured: float | None
-    speedup: Interval
-    behind: Interval
+    entrant: Entrant  # the profile and its calibration
+    measured: float | None  # tokens/s after the prompt, live; None if it was not run
+    speedup: Interval  # over target-only decoding: measured, the time of the prompt included, or else predicted
+    behind: Interval  # the speed of the first over its own, by the same prompts
 
     @property
     def decision(self) -> Decision:

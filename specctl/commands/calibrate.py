@@ -413,8 +413,7 @@ def _show_one(
         raise KeyboardInterrupt
 
 
-REPLICA = "specctl.commands.calibrate:replica"
-"""What makes such a replica, as `specctl.text_engine.job.Job` names it."""
+REPLICA = "specctl.commands.calibrate:replica"  # What makes such a replica, as `specctl.text_engine.job.Job` names it
 
 
 def replica(*, number: int, profile: "Profile", heads: Sequence[str], depth: int, foreign_head: bool) -> "Answer":

@@ -35,8 +35,7 @@ if TYPE_CHECKING:
 Facts = dict[str, str]
 
 
-USUAL = "profile target draft set_ run devices memory find_draft folders json_"
-"""The parameters that --help shows."""
+USUAL = "profile target draft set_ run devices memory find_draft folders json_"  # The parameters that --help shows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -326,27 +325,18 @@ def verdict(report: "Diagnosis", tried: "Trial | None" = None) -> list[tuple[str
     return [*lines, (f"Verdict: cannot run, {count} problem{'s'[: count > 1]}.", "bold red")]
 
 
-Section = tuple[str, dict[str, str]]
-"""A title and rows."""
+Section = tuple[str, dict[str, str]]  # A title and rows
 
 
 @dataclass(frozen=True, slots=True)
 class Devices:
-    """A profile's models on a machine's devices; the last four are empty for models with problems.
+    """A profile's models on a machine's devices; the last four are empty for models with problems."""
 
-    Attributes:
-        graphics: the cards, and what torch makes of them; None for another machine than this one.
-        bandwidths: by device.
-        models: the target first.
-        rooms: by device, what the models take of its memory.
-        outlook: what drafts can bring; None for models with problems.
-    """
-
-    graphics: "Graphics | None"
-    bandwidths: "Mapping[str, Bandwidth | None]"
-    models: "Sequence[Expectation]"
-    rooms: "Sequence[Room]"
-    outlook: "Outlook | None"
+    graphics: "Graphics | None"  # the cards, and what torch makes of them; None for another machine than this one
+    bandwidths: "Mapping[str, Bandwidth | None]"  # by device
+    models: "Sequence[Expectation]"  # the target first
+    rooms: "Sequence[Room]"  # by device, what the models take of its memory
+    outlook: "Outlook | None"  # what drafts can bring; None for models with problems
 
     @property
     def document(self) -> dict[str, Any]:
@@ -482,8 +472,7 @@ def milliseconds(value: float | None) -> str:
     return f"{value:.2g} ms" if value < 10 else f"{value:,.0f} ms"
 
 
-SHOWN = 5
-"""How many of the rejected models are shown with the reason."""
+SHOWN = 5  # How many of the rejected models are shown with the reason
 
 
 def draft_sections(found: "DraftSearch") -> "Iterator[Section]":

@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from specctl.text_engine.row_count import Batch
 
 
-SAMPLING, PROMPTS = "Sampling", "Prompts"
-"""Headings of the help for options that most runs leave out."""
+SAMPLING, PROMPTS = "Sampling", "Prompts"  # Headings of the help for options that most runs leave out
 
 
 def complete_profile(incomplete: str) -> list[tuple[str, str]]:
@@ -287,8 +286,7 @@ class SamplingOptions:
 
 FewSamplingOptions = Annotated[SamplingOptions, But((*FILTERS, "stop", "logprobs", *GRAMMARS))]
 """Without those that shape the distribution and the end of a text."""
-LimitOptions = Annotated[FewSamplingOptions, But(("temperature", "verification", "seed"))]
-"""The length of texts alone."""
+LimitOptions = Annotated[FewSamplingOptions, But(("temperature", "verification", "seed"))]  # The length of texts alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -426,17 +424,11 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 @dataclass(frozen=True, slots=True)
 class Replication:
-    """Replicas as the flags describe them.
+    """Replicas as the flags describe them."""
 
-    Attributes:
-        workers: how many replicas.
-        cluster: where Ray is; None for processes of this machine.
-        warm_seconds: how long replicas stay in the cluster without work; 0 to end them with the command.
-    """
-
-    workers: int | Literal["auto"]
-    cluster: str | None = None
-    warm_seconds: float = 0.0
+    workers: int | Literal["auto"]  # how many replicas
+    cluster: str | None = None  # where Ray is; None for processes of this machine
+    warm_seconds: float = 0.0  # how long replicas stay in the cluster without work; 0 to end them with the command
 
 
 @dataclass(frozen=True, slots=True)
@@ -521,8 +513,7 @@ def batch_sizes(text: str | None) -> "tuple[Batch, list[int]]":
     return max([1, *numbers]), numbers
 
 
-FewReplicaOptions = Annotated[ReplicaOptions, But(("keep_warm",))]
-"""For commands that end their replicas."""
+FewReplicaOptions = Annotated[ReplicaOptions, But(("keep_warm",))]  # For commands that end their replicas
 BareReplicaOptions = Annotated[ReplicaOptions, But(("keep_warm", "batch"))]
 """For commands that end their replicas and have a --batch of their own."""
 

@@ -98,8 +98,7 @@ def load(
     return pair
 
 
-PLACES = 16
-"""Questions that each replica gets at once where it decides itself how many it answers."""
+PLACES = 16  # Questions that each replica gets at once where it decides itself how many it answers
 
 
 @contextmanager
@@ -198,21 +197,13 @@ REPLICA = "specctl.commands.loading:replica"
 
 @dataclass(frozen=True, slots=True)
 class Answering:
-    """A loaded pair and how it answers records.
+    """A loaded pair and how it answers records."""
 
-    Attributes:
-        pair: loaded models.
-        profile: how they are used, with the draft that is at work.
-        prompts: makes prompts.
-        signals: to record though no policy reads them.
-        traced: whether rounds are traced.
-    """
-
-    pair: "Pair"
-    profile: "Profile"
-    prompts: "PromptFormat"
-    signals: "frozenset[Signal]"
-    traced: bool
+    pair: "Pair"  # loaded models
+    profile: "Profile"  # how they are used, with the draft that is at work
+    prompts: "PromptFormat"  # makes prompts
+    signals: "frozenset[Signal]"  # to record though no policy reads them
+    traced: bool  # whether rounds are traced
 
     def answerer(self, pair: "Pair | None" = None) -> "Answerer":
         """One whose policies have not learnt anything yet, over the pair or another one of the same models."""

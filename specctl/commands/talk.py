@@ -21,8 +21,7 @@ from specctl.remote import Server
 from specctl.terminal.line_input import LineInput, joined, unechoed
 from specctl.terminal.output import WordWrap, print_message, wrapped, write_text
 
-LEAVES = ("exit", "quit", "bye")
-"""What a person types to leave, as well as /quit."""
+LEAVES = ("exit", "quit", "bye")  # What a person types to leave, as well as /quit
 OPENING = "Once upon a time"
 LEAVING = "Ctrl-C again or Ctrl-D leaves; /help shows what else there is"
 

@@ -36,14 +36,11 @@ if TYPE_CHECKING:
 
 
 class _TrainRequest:
-    """What both commands are asked: what to train on, and where.
-
-    Attributes:
-        material: of the flag that takes material of an earlier run, without dashes; followed by ``-only`` it is the
-            flag that stops once the material is there.
-    """
+    """What both commands are asked: what to train on, and where."""
 
     __slots__ = ()
+    # of the flag that takes material of an earlier run, without dashes; followed by ``-only`` it is the flag that stops
+    # once the material is there
     material: ClassVar[str]
     ctx: typer.Context
     output: Path

@@ -60,19 +60,12 @@ class Generates(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Answerer:
-    """Answers records: a prompt, a chat, or a conversation whose answers are fed back turn by turn.
+    """Answers records: a prompt, a chat, or a conversation whose answers are fed back turn by turn."""
 
-    Attributes:
-        session: completes prompts.
-        prompts: makes them.
-        settings: in force where a record has none of its own.
-        start: called with each record before it is answered.
-    """
-
-    session: Generates
-    prompts: PromptFormat
-    settings: SamplingTable
-    start: Callable[[Record], None] = lambda _: None
+    session: Generates  # completes prompts
+    prompts: PromptFormat  # makes them
+    settings: SamplingTable  # in force where a record has none of its own
+    start: Callable[[Record], None] = lambda _: None  # called with each record before it is answered
 
     def answer(self, record: Record, on_round: OnRound | None = None) -> list[Completion]:
         """One completion, or one per turn.
@@ -182,10 +175,8 @@ def failures_of_a_text() -> Iterator[None]:
         raise RecordError("failed_pass", f"a pass failed over this text: {what}") from error
 
 
-KEPT = 8
-"""Policies that texts named whose drafters are kept, with what they learned."""
-LONGEST_WORD = 20
-"""Characters of a text in a record's ``draft`` that is taken for an answer, such as ``no``."""
+KEPT = 8  # Policies that texts named whose drafters are kept, with what they learned
+LONGEST_WORD = 20  # Characters of a text in a record's ``draft`` that is taken for an answer, such as ``no``
 
 
 class NamedDrafters:

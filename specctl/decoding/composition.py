@@ -95,19 +95,13 @@ def predictor_of(named: Mapping[str, TrainedPredictor], level: Setting) -> Train
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """How one draft takes part.
+    """How one draft takes part."""
 
-    Attributes:
-        runner: the model.
-        policy: ends its blocks.
-        once: whether a block is offered after a single inner round; only for a stage that has another below it.
-        predictor: the model's predictor, if it has one.
-    """
-
-    runner: Slot
-    policy: StoppingPolicy
+    runner: Slot  # the model
+    policy: StoppingPolicy  # ends its blocks
+    # whether a block is offered after a single inner round; only for a stage that has another below it
     once: bool = False
-    predictor: TrainedPredictor | None = None
+    predictor: TrainedPredictor | None = None  # the model's predictor, if it has one
 
 
 def compose_for(

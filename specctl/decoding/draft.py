@@ -19,47 +19,32 @@ if TYPE_CHECKING:
 # They are not changed; frozen ones take four times as long to make, and a round makes several.
 @dataclass(slots=True)
 class Draft:
-    """A block of K draft tokens with the distributions they were drawn from.
+    """A block of K draft tokens with the distributions they were drawn from."""
 
-    Attributes:
-        tokens: K ids.
-        probs: ``(K, N)`` float32, or fewer rows: the tokens after them are one-hot. None where each is one-hot at its
-            token: when greedy, and of tokens that were copied.
-        steps: the K tokens with their signals.
-        stop: why drafting ended.
-        threshold: the policy's threshold while it drafted.
-        inner: the rounds of the level below, in a hierarchy.
-        parents: of a tree, the number of each token's parent among ``tokens``, an earlier one, or -1 for the newest
-            token of the text. The tree's steps are then its levels, not its tokens. None for a chain.
-        vocabulary: the ids of the N columns of ``probs``; None where a column is an id.
-        copied: see `Round`.
-        prompt_seconds: of what drafting took, the prompt's share where the first step of a text read it too.
-    """
-
-    tokens: list[int]
+    tokens: list[int]  # K ids
+    # ``(K, N)`` float32, or fewer rows: the tokens after them are one-hot. None where each is one-hot at its token:
+    # when greedy, and of tokens that were copied.
     probs: Numbers | None
-    steps: tuple[DraftStep, ...]
-    stop: StopReason | None
-    threshold: float | None = None
-    inner: tuple[Round, ...] = ()
+    steps: tuple[DraftStep, ...]  # the K tokens with their signals
+    stop: StopReason | None  # why drafting ended
+    threshold: float | None = None  # the policy's threshold while it drafted
+    inner: tuple[Round, ...] = ()  # the rounds of the level below, in a hierarchy
+    # of a tree, the number of each token's parent among ``tokens``, an earlier one, or -1 for the newest token of the
+    # text. The tree's steps are then its levels, not its tokens. None for a chain.
     parents: tuple[int, ...] | None = None
-    vocabulary: DraftVocabulary | None = None
-    copied: int = 0
-    prompt_seconds: float = 0.0
+    vocabulary: DraftVocabulary | None = None  # the ids of the N columns of ``probs``; None where a column is an id
+    copied: int = 0  # see `Round`
+    prompt_seconds: float = 0.0  # of what drafting took, the prompt's share where the first step of a text read it too
 
 
 @dataclass(slots=True, eq=False)
 class Drafted:
-    """A text's draft to be verified.
+    """A text's draft to be verified."""
 
-    Attributes:
-        draft: K tokens.
-        generator: the text's own, for the coins, so that its numbers do not depend on what others draw.
-        numbers: ``(K + 1,)`` that were drawn on a device, where a verdict may be asked for again.
-    """
-
-    draft: Draft
+    draft: Draft  # K tokens
+    # the text's own, for the coins, so that its numbers do not depend on what others draw
     generator: DrawGenerator | None
+    # ``(K + 1,)`` that were drawn on a device, where a verdict may be asked for again
     numbers: "torch.Tensor | None" = field(default=None, init=False)
 
 

@@ -15,8 +15,7 @@ from specctl.models.predictors.predictor_checkpoint import TrainedPredictor, dis
 from specctl.models.running.slot import Slot
 from specctl.policies import DISTRIBUTION_SIGNALS
 
-CHUNK = 64
-"""Tokens whose distributions are held at once."""
+CHUNK = 64  # Tokens whose distributions are held at once
 
 
 def read_along(
@@ -116,17 +115,11 @@ def _tensor(column: Numbers) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class DraftTokens:
-    """One token drawn from the draft at each of T positions, on the CPU.
+    """One token drawn from the draft at each of T positions, on the CPU."""
 
-    Attributes:
-        tokens: ``(T,)`` int64, Y.
-        acceptance: ``(T,)`` float32, min(1, p(Y)/q(Y)) of the processed distributions.
-        signals: ``(T, 3)`` float32, `DISTRIBUTION_SIGNALS` of the draft when it drew Y.
-    """
-
-    tokens: torch.Tensor
-    acceptance: torch.Tensor
-    signals: torch.Tensor
+    tokens: torch.Tensor  # ``(T,)`` int64, Y
+    acceptance: torch.Tensor  # ``(T,)`` float32, min(1, p(Y)/q(Y)) of the processed distributions
+    signals: torch.Tensor  # ``(T, 3)`` float32, `DISTRIBUTION_SIGNALS` of the draft when it drew Y
 
 
 def draw_along(

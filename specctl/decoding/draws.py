@@ -12,10 +12,8 @@ if TYPE_CHECKING:
     import torch
 
 
-AT_A_TIME = 64
-"""Numbers that `Uniforms` takes from its generator at a time."""
-WORDS = 624
-"""Of 32 bits, that a Mersenne twister remembers."""
+AT_A_TIME = 64  # Numbers that `Uniforms` takes from its generator at a time
+WORDS = 624  # Of 32 bits, that a Mersenne twister remembers
 
 
 class HostGenerator:
@@ -60,8 +58,7 @@ class HostGenerator:
 
 
 DrawGenerator = Union[HostGenerator, "torch.Generator"]
-Mark = tuple[object, tuple[float, ...]]
-"""Where the draws of `Uniforms` and of its generator stood."""
+Mark = tuple[object, tuple[float, ...]]  # Where the draws of `Uniforms` and of its generator stood
 
 
 def generator_on(device: "torch.device", seed: int) -> DrawGenerator:

@@ -98,10 +98,8 @@ class LookupDrafter(Drafter):
         self.runner.rollback(length)
 
 
-LONGEST_GRAM = 3
-"""The most tokens of the text's end that are looked up anew; a match that goes on right grows beyond."""
-BETWEEN = -1
-"""Stands between texts, and is never copied."""
+LONGEST_GRAM = 3  # The most tokens of the text's end that are looked up anew; a match that goes on right grows beyond
+BETWEEN = -1  # Stands between texts, and is never copied
 
 
 class Follower:
@@ -191,8 +189,7 @@ def _token(text: Sequence[int], behind: Sequence[int], place: int) -> int:
     return text[place] if place < len(text) else behind[place - len(text)]
 
 
-LONGEST, SHORTEST = 4, 2
-"""The most tokens of the text's end that are looked up, and the fewest whose match counts."""
+LONGEST, SHORTEST = 4, 2  # The most tokens of the text's end that are looked up, and the fewest whose match counts
 
 
 class Agreement:

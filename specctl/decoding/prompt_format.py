@@ -11,29 +11,20 @@ from specctl.messages import Message, argument_texts, function_of, read_messages
 from specctl.models.files.tokenizer import Tokenizer
 from specctl.profile.schema import PromptTable
 
-IDENTIFIERS = ("tool_call_id", "parsed")
-"""Fields that repeat or number what others say: templates need not write them."""
+IDENTIFIERS = ("tool_call_id", "parsed")  # Fields that repeat or number what others say: templates need not write them
 REASONING = ("reasoning_content", "reasoning", "thinking")
 """Fields that templates leave out of earlier answers on purpose, as their models are trained."""
-OWN_SYSTEM = ("system", "developer")
-"""Roles of a message that takes the place of the profile's system message."""
+OWN_SYSTEM = ("system", "developer")  # Roles of a message that takes the place of the profile's system message
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What a message says in one place, to be looked for in what the template writes.
+    """What a message says in one place, to be looked for in what the template writes."""
 
-    Attributes:
-        place: as errors name it.
-        number: of the message.
-        marked: the message with a mark in place of it.
-        mark: as a template that writes the part writes it.
-    """
-
-    place: str
-    number: int
-    marked: Callable[[dict[str, Any]], dict[str, Any]]
-    mark: str
+    place: str  # as errors name it
+    number: int  # of the message
+    marked: Callable[[dict[str, Any]], dict[str, Any]]  # the message with a mark in place of it
+    mark: str  # as a template that writes the part writes it
 
 
 class PromptFormat:

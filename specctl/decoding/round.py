@@ -161,25 +161,16 @@ def share_of_round(unread: int, read: int) -> float:
 
 
 class Verified(NamedTuple):
-    """A draft that a verifier has read.
+    """A draft that a verifier has read."""
 
-    Attributes:
-        start: how many tokens were cached before the pass.
-        forward: the pass.
-        verdict: on the draft.
-        accepted: ids of the accepted tokens.
-        rows: those of the pass whose tokens stay in the sequence: numbers for a tree, the first ones for a chain.
-        probs: the verifier's distributions on a chain, see `ReadPass`.
-        tree: see `Round`.
-    """
-
-    start: int
-    forward: Forward
-    verdict: Verdict
-    accepted: Sequence[int]
+    start: int  # how many tokens were cached before the pass
+    forward: Forward  # the pass
+    verdict: Verdict  # on the draft
+    accepted: Sequence[int]  # ids of the accepted tokens
+    # those of the pass whose tokens stay in the sequence: numbers for a tree, the first ones for a chain
     rows: slice | list[int]
-    probs: Numbers | None = None
-    tree: tuple[int, ...] = ()
+    probs: Numbers | None = None  # the verifier's distributions on a chain, see `ReadPass`
+    tree: tuple[int, ...] = ()  # see `Round`
 
 
 def _verified_chain(

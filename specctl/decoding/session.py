@@ -25,21 +25,13 @@ ONE_TEXT = "Take all of one text, or close it, before the next one."
 
 @dataclass(frozen=True, slots=True)
 class TextRequest:
-    """A text that is to be written.
+    """A text that is to be written."""
 
-    Attributes:
-        prompt: ids, at least one.
-        settings: the sampling table in force.
-        seed_offset: added to the seed, so that each text of a stream has its own randomness.
-        policy: in place of the profile's, as ``--policy`` writes it; None for that one.
-        draft: whether the draft drafts.
-    """
-
-    prompt: tuple[int, ...]
-    settings: SamplingTable
-    seed_offset: int = 0
-    policy: str | None = None
-    draft: bool = True
+    prompt: tuple[int, ...]  # ids, at least one
+    settings: SamplingTable  # the sampling table in force
+    seed_offset: int = 0  # added to the seed, so that each text of a stream has its own randomness
+    policy: str | None = None  # in place of the profile's, as ``--policy`` writes it; None for that one
+    draft: bool = True  # whether the draft drafts
 
 
 class Turn:

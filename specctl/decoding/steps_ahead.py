@@ -32,17 +32,11 @@ class _Slot:
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """Numbers that were sent.
+    """Numbers that were sent."""
 
-    Attributes:
-        order: how many were sent before them.
-        slot: where they arrive; None where they are here.
-        numbers: the numbers if they are here.
-    """
-
-    order: int
-    slot: _Slot | None = None
-    numbers: tuple[float, ...] = ()
+    order: int  # how many were sent before them
+    slot: _Slot | None = None  # where they arrive; None where they are here
+    numbers: tuple[float, ...] = ()  # the numbers if they are here
 
 
 class Readback:
@@ -97,12 +91,9 @@ class Readback:
             self._free[len(ticket.slot.numbers)].append(ticket.slot)
 
 
-MEMORY = 16
-"""Of so many steps the quickest counts: others were captured, or another process had the core."""
-PRIOR_STEPS, PRIOR_STOPS = 4.0, 1.0
-"""What is taken to have been seen at each place of a round before anything was."""
-ENOUGH = 64.0
-"""Once a place was seen so often, what was seen there counts half: policies learn, and texts change."""
+MEMORY = 16  # Of so many steps the quickest counts: others were captured, or another process had the core
+PRIOR_STEPS, PRIOR_STOPS = 4.0, 1.0  # What is taken to have been seen at each place of a round before anything was
+ENOUGH = 64.0  # Once a place was seen so often, what was seen there counts half: policies learn, and texts change
 
 
 def _recent() -> deque[float]:
@@ -119,11 +110,9 @@ class Lead:
     stop, starting pays if (1 - p) min(h, d) > p max(d - h, 0). Stops are counted for each place of a round.
 
     This changes neither a text nor its distribution, so it may depend on clocks.
-
-    Attributes:
-        host, step: h and d as they were measured lately, in seconds.
     """
 
+    # host, step: h and d as they were measured lately, in seconds
     host: deque[float] = field(default_factory=_recent)
     step: deque[float] = field(default_factory=_recent)
     _asked: list[float] = field(default_factory=list)
@@ -169,21 +158,13 @@ class Reach(Enum):
 
 @dataclass(frozen=True, slots=True)
 class StartedStep:
-    """A draft step whose pass has been started.
+    """A draft step whose pass has been started."""
 
-    Attributes:
-        sampler: names its numbers.
-        numbers: of the `TokenSampler`, if they are on the host; else the ticket for them.
-        token: what the next step reads, if it is started before the numbers are read.
-        probs: ``(V,)``, the distribution that the token was drawn from, if there is one.
-        mark: where the draws stood before it; None where nothing may have to be drawn again.
-    """
-
-    sampler: TokenSampler
-    numbers: Sequence[float] | Ticket
-    token: Fed
-    probs: Numbers | None
-    mark: Mark | None = None
+    sampler: TokenSampler  # names its numbers
+    numbers: Sequence[float] | Ticket  # of the `TokenSampler`, if they are on the host; else the ticket for them
+    token: Fed  # what the next step reads, if it is started before the numbers are read
+    probs: Numbers | None  # ``(V,)``, the distribution that the token was drawn from, if there is one
+    mark: Mark | None = None  # where the draws stood before it; None where nothing may have to be drawn again
 
 
 class StepsAhead:

@@ -9,8 +9,7 @@ from weakref import WeakKeyDictionary
 from specctl.models.files.tokenizer import BareTokenizer, Tokenizer, byte_ids
 
 UNFINISHED = "\ufffd"
-CONTEXT = 8
-"""Tokens of the prompt that are decoded along with what follows it."""
+CONTEXT = 8  # Tokens of the prompt that are decoded along with what follows it
 LONGEST_WINDOW = 32
 """Tokens up to which a stream keeps its window, whose text it knows, instead of decoding that of a shorter one."""
 NO_ENDS: frozenset[int] = frozenset()
@@ -134,14 +133,10 @@ def special_ids(tokenizer: Tokenizer, stops: Sequence[str]) -> set[int]:
 
 @dataclass(slots=True)
 class _Known:
-    """What is known of a tokenizer whose tokens are not bytes that are joined.
+    """What is known of a tokenizer whose tokens are not bytes that are joined."""
 
-    Attributes:
-        silent: special ids, which have no text.
-        bytes: the byte of each id that is spelled as one; None before anyone asks.
-    """
-
-    silent: frozenset[int]
+    silent: frozenset[int]  # special ids, which have no text
+    # the byte of each id that is spelled as one; None before anyone asks
     bytes: Mapping[int, int] | None = field(default=None)
 
 

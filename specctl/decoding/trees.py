@@ -19,8 +19,7 @@ from specctl.policies import Signal, StoppingPolicy, draft_phase
 from specctl.policies.setting import TreeSize
 from specctl.records import DraftStep, ExtraToken, Round
 
-ROOT = -1
-"""The number of the newest token, from which a tree grows."""
+ROOT = -1  # The number of the newest token, from which a tree grows
 
 
 class BeamTree:

@@ -52,31 +52,23 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 NOT_FOUND = "not found"
-CACHE_TOKENS = 4096
-"""Length of the KV cache for which there should be room beside the weights."""
-MOSTLY = 0.5
-"""The share of quantised weights below which the report says that most weights stay as they are."""
+CACHE_TOKENS = 4096  # Length of the KV cache for which there should be room beside the weights
+MOSTLY = 0.5  # The share of quantised weights below which the report says that most weights stay as they are
 
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """What a draft with another tokenizer shares with its target.
+    """What a draft with another tokenizer shares with its target."""
 
-    Attributes:
-        shared: the number of the target's tokens that it has.
-        whole: the number of the target's tokens.
-        used: the share of shared ones among the target's tokens of the shipped prompts; an upper bound of the
-            acceptance rate where the draft writes shared tokens.
-        agreed: the share of these tokens that come out the same if the draft writes the prompts as text; an upper bound
-            where it writes text.
-        writes_text: whether it writes text.
-    """
-
-    shared: int
-    whole: int
+    shared: int  # the number of the target's tokens that it has
+    whole: int  # the number of the target's tokens
+    # the share of shared ones among the target's tokens of the shipped prompts; an upper bound of the acceptance rate
+    # where the draft writes shared tokens
     used: float
+    # the share of these tokens that come out the same if the draft writes the prompts as text; an upper bound where it
+    # writes text
     agreed: float
-    writes_text: bool
+    writes_text: bool  # whether it writes text
 
     def __str__(self) -> str:
         shared = f"{self.used:.1%} of the tokens in the prompts that come with specctl are shared"
@@ -93,28 +85,13 @@ class Overlap:
 
 @dataclass(slots=True)
 class ModelFacts:
-    """One model or draft head of the profile; unknown facts are None or empty.
-
-    Attributes:
-        adapter: the name of a LoRA adapter, its rank and the model that it was trained on.
-        draft_head: the kind of a draft head; ``reads_layers`` are the layers of its verifier whose states it reads, and
-            ``trained_on`` is the model that its files name.
-        draft_tokens: the number of tokens that a draft can write where those are not all; ``covered`` is their share of
-            the tokens that were counted, ``covers`` the share expected of other texts.
-        output_share: the output layer's share of the weights that a pass reads.
-        overlap: of a draft with another tokenizer than the target's.
-        about: bytes in 16 bits of a model that is not here, by its name.
-        layers: the number of layers on each device; for a model that is split within layers, the number of layers that
-            the device has a part of. Empty where it was not asked.
-        checked: whether a target is known to compute the same for a text whatever passes it is read in.
-        without_files: whether it copies from the text or is registered by another distribution.
-    """
+    """One model or draft head of the profile; unknown facts are None or empty."""
 
     key: str
     model: str
     found: str = NOT_FOUND
     folder: str | None = None
-    adapter: str | None = None
+    adapter: str | None = None  # the name of a LoRA adapter, its rank and the model that it was trained on
     architecture: str | None = None
     parameters: int | None = None
     context: int | None = None
@@ -128,34 +105,36 @@ class ModelFacts:
     dtype: str | None = None
     quantize: str | None = None
     devices: dict[str, int] = field(default_factory=dict)
+    # the kind of a draft head; ``reads_layers`` are the layers of its verifier whose states it reads, and
+    # ``trained_on`` is the model that its files name
     draft_head: str | None = None
     reads_layers: list[int] = field(default_factory=list)
+    # the number of tokens that a draft can write where those are not all; ``covered`` is their share of the tokens that
+    # were counted, ``covers`` the share expected of other texts
     draft_tokens: int | None = None
     covered: float | None = None
     covers: float | None = None
-    output_share: float = 0.0
+    output_share: float = 0.0  # the output layer's share of the weights that a pass reads
     trained_on: str | None = None
-    without_files: bool = False
-    overlap: Overlap | None = None
+    without_files: bool = False  # whether it copies from the text or is registered by another distribution
+    overlap: Overlap | None = None  # of a draft with another tokenizer than the target's
+    # whether a target is known to compute the same for a text whatever passes it is read in
     checked: bool | None = None
-    about: int | None = None
+    about: int | None = None  # bytes in 16 bits of a model that is not here, by its name
+    # the number of layers on each device; for a model that is split within layers, the number of layers that the device
+    # has a part of. Empty where it was not asked.
     layers: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A reason why the models cannot run, and how to fix it.
+    """A reason why the models cannot run, and how to fix it."""
 
-    Attributes:
-        where: names the models, such as ``draft``.
-        message, hint: those of the error.
-        absent: whether files are not here and cannot be fetched now.
-    """
-
-    where: str
+    where: str  # names the models, such as ``draft``
+    # message, hint: those of the error
     message: str
     hint: str
-    absent: bool = False
+    absent: bool = False  # whether files are not here and cannot be fetched now
 
 
 @dataclass(slots=True)

@@ -25,12 +25,9 @@ from specctl.models.running.context import context_length
 from specctl.profile.schema import IN_TARGET, LOOKUP, DraftTable, Profile
 from specctl.profile.wording import short_name
 
-DEEPEST = 2
-"""Levels of folders below a folder that are searched."""
-PATIENCE = 4.0
-"""Seconds to wait for the hub's answer."""
-MOST = 10
-"""The most models of the hub's answer that are named."""
+DEEPEST = 2  # Levels of folders below a folder that are searched
+PATIENCE = 4.0  # Seconds to wait for the hub's answer
+MOST = 10  # The most models of the hub's answer that are named
 EMBEDDED = ("embedded:mid", "embedded:draft", "embedded:eagle3", "embedded:dspark")
 
 
@@ -115,48 +112,28 @@ ITS = "the target's"
 
 @dataclass(frozen=True, slots=True)
 class DraftCandidate:
-    """A model, draft head or lookup that could draft for a target.
+    """A model, draft head or lookup that could draft for a target."""
 
-    Attributes:
-        model: its name for ``--draft``.
-        kind: what it is, in words.
-        parameters: of a model or head; None for a lookup, and where the files do not say.
-        tokens: how its tokenizer goes with the target's, in words.
-        cost: bytes that a step reads over those of a target pass, with `CACHED` tokens in the caches.
-        pays_from: the acceptance rate from which drafts save time at this cost; None if none is high enough.
-        full: the number of tokens that both can hold.
-        pays_from_full: `pays_from` with that number of tokens in the caches.
-        command: what to run next.
-    """
-
-    model: str
-    kind: str
-    parameters: int | None
-    tokens: str
-    cost: float
-    pays_from: float | None
-    full: int
-    pays_from_full: float | None
-    command: str
+    model: str  # its name for ``--draft``
+    kind: str  # what it is, in words
+    parameters: int | None  # of a model or head; None for a lookup, and where the files do not say
+    tokens: str  # how its tokenizer goes with the target's, in words
+    cost: float  # bytes that a step reads over those of a target pass, with `CACHED` tokens in the caches
+    pays_from: float | None  # the acceptance rate from which drafts save time at this cost; None if none is high enough
+    full: int  # the number of tokens that both can hold
+    pays_from_full: float | None  # `pays_from` with that number of tokens in the caches
+    command: str  # what to run next
 
 
 @dataclass(frozen=True, slots=True)
 class DraftSearch:
-    """What was found.
+    """What was found."""
 
-    Attributes:
-        candidates: those with the target's tokenizer first, and among them those that pay earliest.
-        left_out: by name, why a model that is here is not a candidate.
-        on_hub: names of models on the hub that may be candidates.
-        hub: why the hub names none; None if it does.
-        compare: commands that compare the first candidates that are models or heads; empty for fewer than two.
-    """
-
-    candidates: list[DraftCandidate]
-    left_out: dict[str, str]
-    on_hub: list[str]
-    hub: str | None
-    compare: list[str]
+    candidates: list[DraftCandidate]  # those with the target's tokenizer first, and among them those that pay earliest
+    left_out: dict[str, str]  # by name, why a model that is here is not a candidate
+    on_hub: list[str]  # names of models on the hub that may be candidates
+    hub: str | None  # why the hub names none; None if it does
+    compare: list[str]  # commands that compare the first candidates that are models or heads; empty for fewer than two
 
 
 def find_drafts(

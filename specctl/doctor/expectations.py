@@ -30,21 +30,13 @@ _CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_ex
 
 @dataclass(frozen=True, slots=True)
 class WeightReads:
-    """The number of weights that a pass reads.
+    """The number of weights that a pass reads."""
 
-    Attributes:
-        numbers: weights of the whole model.
-        tables: weights of embeddings that are not the output layer; a pass reads one row for each token.
-        experts: weights of experts among which a router chooses.
-        chosen: the share of the experts that each token goes through; 1 where that is not known.
-        layers: the number of decoder layers.
-    """
-
-    numbers: int
-    tables: int
-    experts: int
-    chosen: float
-    layers: int
+    numbers: int  # weights of the whole model
+    tables: int  # weights of embeddings that are not the output layer; a pass reads one row for each token
+    experts: int  # weights of experts among which a router chooses
+    chosen: float  # the share of the experts that each token goes through; 1 where that is not known
+    layers: int  # the number of decoder layers
 
     @classmethod
     def of(cls, model: "nn.Module", config: Any, output: "nn.Module | None") -> "WeightReads":
@@ -77,46 +69,29 @@ class WeightReads:
         return round(whole * (1 - left_out / read)) if read else 0
 
 
-PROMPT = 2048
-"""Tokens of a prompt for which working room is counted."""
-WIDEST = 41
-"""Tokens of the widest pass: 40 drafted ones and the newest."""
+PROMPT = 2048  # Tokens of a prompt for which working room is counted
+WIDEST = 41  # Tokens of the widest pass: 40 drafted ones and the newest
 
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """What is expected of one model, draft head or lookup.
+    """What is expected of one model, draft head or lookup."""
 
-    Attributes:
-        key: its key in the profile.
-        dtype: of its weights; None for a lookup, which has no weights.
-        devices: bytes of the weights by device.
-        context: tokens that its cache is to hold: the target's context, or its own where that is shorter.
-        working: bytes that its passes need besides weights and cache, roughly: the states of `PROMPT` tokens in one
-            layer, the distributions of its widest pass, and `working_bytes`.
-        cache: bytes of its KV cache for one token; sliding windows are ignored.
-        spare: the factor by which its cache may be larger than the tokens that it holds.
-        layers: the number of its decoder layers.
-        reads: bytes of weights that passes of 1, 2, ... tokens read; empty for a lookup.
-        blocks: whether one pass drafts a whole block.
-        engine: its name in reports.
-        why: the reason for that engine, in a few words.
-        longest: the most tokens of a draft; None for any number.
-    """
-
-    key: str
-    dtype: str | None
-    devices: dict[str, int]
-    context: int
+    key: str  # its key in the profile
+    dtype: str | None  # of its weights; None for a lookup, which has no weights
+    devices: dict[str, int]  # bytes of the weights by device
+    context: int  # tokens that its cache is to hold: the target's context, or its own where that is shorter
+    # bytes that its passes need besides weights and cache, roughly: the states of `PROMPT` tokens in one layer, the
+    # distributions of its widest pass, and `working_bytes`
     working: int
-    cache: int
-    spare: float
-    layers: int
-    reads: tuple[int, ...]
-    blocks: bool
-    engine: str
-    why: str
-    longest: int | None = None
+    cache: int  # bytes of its KV cache for one token; sliding windows are ignored
+    spare: float  # the factor by which its cache may be larger than the tokens that it holds
+    layers: int  # the number of its decoder layers
+    reads: tuple[int, ...]  # bytes of weights that passes of 1, 2, ... tokens read; empty for a lookup.
+    blocks: bool  # whether one pass drafts a whole block
+    engine: str  # its name in reports
+    why: str  # the reason for that engine, in a few words
+    longest: int | None = None  # the most tokens of a draft; None for any number
 
     @property
     def weights(self) -> int:
@@ -276,25 +251,15 @@ def _output(model: "PreTrainedModel") -> "nn.Module | None":
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """One device's memory, in bytes.
+    """One device's memory, in bytes."""
 
-    Attributes:
-        device: its name.
-        free: before anything is loaded.
-        weights: of all models.
-        context: the length in tokens that caches are counted for; a draft's shorter context counts for its own cache.
-        caches: of all models at that length, with the room that they keep for more.
-        working: needed by passes besides both.
-        tokens: the length in tokens for which there is room; None where nothing grows with it.
-    """
-
-    device: str
-    free: int
-    weights: int
-    context: int
-    caches: int
-    working: int
-    tokens: int | None
+    device: str  # its name
+    free: int  # before anything is loaded
+    weights: int  # of all models
+    context: int  # the length in tokens that caches are counted for; a draft's shorter context counts for its own cache
+    caches: int  # of all models at that length, with the room that they keep for more
+    working: int  # needed by passes besides both
+    tokens: int | None  # the length in tokens for which there is room; None where nothing grows with it
 
     @property
     def left(self) -> int:

@@ -46,8 +46,7 @@ PUBLISHED = {
 }
 """GB/s (10^9 bytes) by the driver's name of a card without ``NVIDIA``, ``GeForce`` and ``Tesla``; from NVIDIA's data
 sheets of data centre and workstation cards and its GeForce specifications. Laptops' cards have names of their own."""
-MOST, LEAST = 1 << 28, 1 << 20
-"""The most and the fewest bytes that a measurement reads at once."""
+MOST, LEAST = 1 << 28, 1 << 20  # The most and the fewest bytes that a measurement reads at once
 REPEATS = 5
 
 Measure = Callable[[str, int], float]
@@ -115,10 +114,8 @@ def bandwidth(device: DeviceMemory, size: int, *, here: bool, measure: Measure =
     return published(device.label)
 
 
-CACHED = 1000
-"""Tokens in the caches of the passes that are priced."""
-RATES = (0.6, 0.7, 0.8, 0.9)
-"""Acceptance rates for which the speedup is given."""
+CACHED = 1000  # Tokens in the caches of the passes that are priced
+RATES = (0.6, 0.7, 0.8, 0.9)  # Acceptance rates for which the speedup is given
 LONGEST = WIDEST - 1
 PRECISION = 0.01
 
@@ -134,29 +131,21 @@ class Gain:
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """What a pair's passes take at least, and what its drafts can bring at most.
+    """What a pair's passes take at least, and what its drafts can bring at most."""
 
-    Attributes:
-        step_ms: by key, the least time of a pass over one token; None where the weights are on several kinds of devices
-            or a bandwidth is not known.
-        verify_ms: the least time of the target's pass over 6 tokens; None likewise.
-        cost_ratio: a pass of the draft over one of the target, by bytes; None without a draft or a time.
-        layer_ratio: the draft's layers over the target's: the cost ratio where launching kernels takes the time and not
-            memory. None without a draft that has layers.
-        pays_from: the acceptance rate from which drafts save time, at `cost_ratio`; None if none is high enough.
-        pays_from_full: the same with the caches as full as both models' contexts allow.
-        pays_from_launched: the same at `layer_ratio`.
-        gains: for each of `RATES`.
-    """
-
+    # by key, the least time of a pass over one token; None where the weights are on several kinds of devices or a
+    # bandwidth is not known
     step_ms: Mapping[str, float | None]
-    verify_ms: float | None
-    cost_ratio: float | None
+    verify_ms: float | None  # the least time of the target's pass over 6 tokens; None likewise
+    cost_ratio: float | None  # a pass of the draft over one of the target, by bytes; None without a draft or a time
+    # the draft's layers over the target's: the cost ratio where launching kernels takes the time and not memory. None
+    # without a draft that has layers.
     layer_ratio: float | None
+    # the acceptance rate from which drafts save time, at `cost_ratio`; None if none is high enough
     pays_from: float | None
-    pays_from_full: float | None
-    pays_from_launched: float | None
-    gains: tuple[Gain, ...]
+    pays_from_full: float | None  # the same with the caches as full as both models' contexts allow
+    pays_from_launched: float | None  # the same at `layer_ratio`
+    gains: tuple[Gain, ...]  # for each of `RATES`
 
 
 def outlook(models: Sequence[Expectation], bandwidths: Mapping[str, Bandwidth | None]) -> Outlook:

@@ -19,103 +19,66 @@ drawn from p is the same."""
 Confidence = Literal["chosen", "largest", "top ten", "top logit"]
 """An engine's confidence in a draft token: the draft's probability of the chosen token, the largest probability, that
 after a softmax over the ten largest logits, or the largest logit."""
-LONGEST = 20
-"""The longest draft that is tried."""
+LONGEST = 20  # The longest draft that is tried
 
 
 @dataclass(frozen=True, slots=True)
 class Pairing:
-    """A pair and its sampling, for an engine's settings.
+    """A pair and its sampling, for an engine's settings."""
 
-    Attributes:
-        target, draft: folders or hub ids.
-        head: the kind of draft head; None for a draft model.
-        temperature: 0 in greedy decoding.
-        blocks: whether draft tokens are verified as a block.
-    """
-
+    # target, draft: folders or hub ids
     target: str
     draft: str
-    head: str | None = None
-    temperature: float = 0.0
-    blocks: bool = False
+    head: str | None = None  # the kind of draft head; None for a draft model
+    temperature: float = 0.0  # 0 in greedy decoding
+    blocks: bool = False  # whether draft tokens are verified as a block
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What an engine reads.
+    """What an engine reads."""
 
-    Attributes:
-        place: where the text belongs.
-        text: a command line, a file, or lines of Python.
-        notes: what has to be known to use it.
-    """
-
-    place: str
-    text: str
-    notes: tuple[str, ...] = ()
+    place: str  # where the text belongs
+    text: str  # a command line, a file, or lines of Python
+    notes: tuple[str, ...] = ()  # what has to be known to use it
 
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """An engine with the rules by which it stops drafts.
+    """An engine with the rules by which it stops drafts."""
 
-    Attributes:
-        name: what ``--export`` calls it.
-        package: of PyPI, whose version is compared where it is installed; None for an engine that has none.
-        version: whose source was read.
-        released: its date, or a description where the date is not known.
-        source: the file that has the rule.
-        write: writes a setting of its rule as it reads it.
-        acceptance: when sampling; None for a rule of its own that cannot be replayed, which ``own_rule`` describes.
-        own_rule: the end of a sentence that begins with the engine's name.
-        confidence: what its rules read of a draft token; None for nothing.
-        keeps_trigger: whether the token below the threshold is verified too.
-        capped: whether a threshold goes together with a longest draft.
-        kinds: of rules that it has besides drafts of one length.
-        stops_at_eos: whether its draft ends at an end-of-sequence token; others draft on.
-        blocks: whether it can verify draft tokens as a block.
-        unpriced: why its threshold takes time that no replay includes, as the beginning of a sentence; such a
-            threshold is shown, and a length is written. Empty if it does not.
-        further_passes: of the draft in each round, apart from those that draft.
-        passes_when_full: further ones in a round whose tokens are all accepted.
-        passes_when_idle: of either model in a round without a draft, apart from the target's one.
-        longest: the longest draft that it takes; None for any.
-        read: the day on which its source was read.
-        scheduled: whether it takes a length for each number of texts that it verifies at once.
-        heads: the kinds of draft heads that settings are written for, too.
-    """
-
-    name: str
-    package: str | None
-    version: str
-    released: str
-    source: str
-    write: Callable[[Pairing, Setting], Written]
+    name: str  # what ``--export`` calls it
+    package: str | None  # of PyPI, whose version is compared where it is installed; None for an engine that has none
+    version: str  # whose source was read
+    released: str  # its date, or a description where the date is not known
+    source: str  # the file that has the rule
+    write: Callable[[Pairing, Setting], Written]  # writes a setting of its rule as it reads it
+    # when sampling; None for a rule of its own that cannot be replayed, which ``own_rule`` describes
     acceptance: Acceptance | None
-    own_rule: str = ""
-    confidence: Confidence | None = None
-    keeps_trigger: bool = True
-    capped: bool = True
-    kinds: "tuple[Kind, ...]" = ()
-    stops_at_eos: bool = False
-    blocks: bool = False
+    own_rule: str = ""  # the end of a sentence that begins with the engine's name
+    confidence: Confidence | None = None  # what its rules read of a draft token; None for nothing
+    keeps_trigger: bool = True  # whether the token below the threshold is verified too
+    capped: bool = True  # whether a threshold goes together with a longest draft
+    kinds: "tuple[Kind, ...]" = ()  # of rules that it has besides drafts of one length
+    stops_at_eos: bool = False  # whether its draft ends at an end-of-sequence token; others draft on
+    blocks: bool = False  # whether it can verify draft tokens as a block
+    # why its threshold takes time that no replay includes, as the beginning of a sentence; such a threshold is shown,
+    # and a length is written. Empty if it does not.
     unpriced: str = ""
-    further_passes: int = 0
-    passes_when_full: int = 0
-    passes_when_idle: int = 0
-    scheduled: bool = False
-    heads: tuple[str, ...] = ()
-    longest: int | None = None
-    read: str = "2026-11-22"
+    further_passes: int = 0  # of the draft in each round, apart from those that draft
+    passes_when_full: int = 0  # further ones in a round whose tokens are all accepted
+    passes_when_idle: int = 0  # of either model in a round without a draft, apart from the target's one
+    scheduled: bool = False  # whether it takes a length for each number of texts that it verifies at once
+    heads: tuple[str, ...] = ()  # the kinds of draft heads that settings are written for, too
+    longest: int | None = None  # the longest draft that it takes; None for any
+    read: str = "2026-11-22"  # the day on which its source was read
 
     def lengths(self, recorded: int) -> range:
         """The lengths of drafts to try where recorded drafts have ``recorded`` tokens."""
         return range(1, min(LONGEST, recorded, self.longest or LONGEST) + 1)
 
 
-UNCAPPED = 1_000_000
-"""The longest draft of a rule that has none."""
+UNCAPPED = 1_000_000  # The longest draft of a rule that has none
 SHORT = (4, 6, 8)
 """The longest drafts of policies where texts draft together: each round is as long as the longest of them."""
 LADDERS = ((1, 2, 3), (1, 3, 5), (2, 4, 6), (1, 3, 5, 7), (3, 5, 7, 9), (1, 2, 3, 4, 5, 6, 7, 8))
@@ -127,21 +90,14 @@ Values = Iterable[dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of rule.
+    """A kind of rule."""
 
-    Attributes:
-        policy: the policy that stops drafts by it.
-        values: the settings to try in an engine, from the lengths of drafts that can be replayed.
-        compares: whether it reads `Engine.confidence`.
-        for_heads: whether an engine has it only for draft heads.
-        words: describes a setting, alike for all engines.
-    """
-
-    policy: str
+    policy: str  # the policy that stops drafts by it
+    # the settings to try in an engine, from the lengths of drafts that can be replayed
     values: Callable[[Engine, Sequence[int]], Values]
-    words: Callable[[dict[str, Any]], str]
-    compares: bool = False
-    for_heads: bool = False
+    words: Callable[[dict[str, Any]], str]  # describes a setting, alike for all engines
+    compares: bool = False  # whether it reads `Engine.confidence`
+    for_heads: bool = False  # whether an engine has it only for draft heads
 
 
 def _thresholds(engine: Engine, lengths: Sequence[int]) -> Values:
@@ -219,8 +175,7 @@ STEPPED = Kind(
     lambda values: f"K of {', '.join(map(str, values['lengths']))} from {values['first']}",
     for_heads=True,
 )
-POLICY_KINDS = tuple(map(_policy, ("svip", "adaedl", "max-confidence")))
-"""What the worker of `vllm-plugin` runs."""
+POLICY_KINDS = tuple(map(_policy, ("svip", "adaedl", "max-confidence")))  # What the worker of `vllm-plugin` runs
 _WORDS = {one.policy: one.words for one in (*POLICY_KINDS[:2], LENGTHS, GROWING, THRESHOLD, ADAPTIVE_VERIFICATION)} | {
     one.policy: one.words for one in (PROBED, CALIBRATED, STEPPED)
 }

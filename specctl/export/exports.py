@@ -18,25 +18,17 @@ from specctl.replay.costs import CostTable
 from specctl.replay.trace_files import TraceSet
 from specctl.reporting.table import DEFINITIONS, UNKNOWN, UP, Table
 
-LONGEST_PRICED = 1000
-"""The longest draft that given costs price."""
+LONGEST_PRICED = 1000  # The longest draft that given costs price
 
 
 @dataclass(frozen=True, slots=True)
 class GivenCosts:
-    """Milliseconds that passes take in an engine.
+    """Milliseconds that passes take in an engine."""
 
-    Attributes:
-        draft: of a draft step.
-        target: of a target pass over one token.
-        per_token: of each further token in such a pass.
-        alone: of a target pass where nothing was drafted.
-    """
-
-    draft: float
-    target: float
-    per_token: float
-    alone: float
+    draft: float  # of a draft step
+    target: float  # of a target pass over one token
+    per_token: float  # of each further token in such a pass
+    alone: float  # of a target pass where nothing was drafted
 
     def __str__(self) -> str:
         wider = f" + {self.per_token:g} n" if self.per_token else ""
@@ -62,21 +54,13 @@ class ExportRequest:
 
 @dataclass(frozen=True, slots=True)
 class Exports:
-    """What was found for every engine, with what it is compared with.
+    """What was found for every engine, with what it is compared with."""
 
-    Attributes:
-        found: an entry for each engine.
-        here: the setting that specctl itself would use, with the same costs.
-        costs: of the engine; None for those of this machine.
-        reported_on: how many prompts report.
-        held_out: whether these chose nothing.
-    """
-
-    found: Sequence[Exported]
-    here: Ranked
-    costs: GivenCosts | None
-    reported_on: int
-    held_out: bool
+    found: Sequence[Exported]  # an entry for each engine
+    here: Ranked  # the setting that specctl itself would use, with the same costs
+    costs: GivenCosts | None  # of the engine; None for those of this machine
+    reported_on: int  # how many prompts report
+    held_out: bool  # whether these chose nothing
 
 
 def export_to(

@@ -177,17 +177,12 @@ GREEDY = Sampling()
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How a text is read so that its trace is that of an engine.
+    """How a text is read so that its trace is that of an engine."""
 
-    Attributes:
-        acceptance: which draft tokens are kept; None in greedy decoding, where all engines agree.
-        blocks: whether they are verified as a block.
-        confidence: what a threshold is compared with; None for none.
-    """
-
+    # which draft tokens are kept; None in greedy decoding, where all engines agree
     acceptance: Acceptance | None = None
-    blocks: bool = False
-    confidence: Confidence | None = None
+    blocks: bool = False  # whether they are verified as a block
+    confidence: Confidence | None = None  # what a threshold is compared with; None for none
 
 
 def reading_of(engine: Engine, sampling: Sampling) -> Reading:
@@ -361,44 +356,26 @@ def with_further_passes(engine: Engine, costs: CostTable) -> CostTable:
 
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
-    """What an engine reaches with drafts of at most some tokens, on the prompts chosen on.
+    """What an engine reaches with drafts of at most some tokens, on the prompts chosen on."""
 
-    Attributes:
-        constant: drafts of exactly that length.
-        stopped: drafts that a threshold stops, the fastest one; None for an engine without thresholds.
-    """
-
-    constant: Score
-    stopped: Score | None
+    constant: Score  # drafts of exactly that length
+    stopped: Score | None  # drafts that a threshold stops, the fastest one; None for an engine without thresholds
 
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """The fastest setting of an engine's rule.
+    """The fastest setting of an engine's rule."""
 
-    Attributes:
-        engine: whose rule was searched.
-        found: the setting, scored on the prompts reported on; target-only decoding where drafting does not pay.
-        best: the setting to draft with, on the prompts chosen on.
-        kinds: the fastest setting of each kind of rule, on these prompts.
-        baseline: target-only decoding, on the prompts chosen on.
-        written: ``best`` as the engine reads it.
-        curve: by the longest draft, from 1.
-        settings: how many were replayed.
-        batches: the fastest lengths for several texts at once.
-        left_out: why thresholds or other parts of the rule were not searched.
-    """
-
-    engine: Engine
-    found: Ranked
-    best: Score
-    kinds: list[Score]
-    baseline: Score
-    written: Written
-    curve: list[CurvePoint]
-    settings: int
-    batches: list[BatchLength] = field(default_factory=list)
-    left_out: list[str] = field(default_factory=list)
+    engine: Engine  # whose rule was searched
+    found: Ranked  # the setting, scored on the prompts reported on; target-only decoding where drafting does not pay
+    best: Score  # the setting to draft with, on the prompts chosen on
+    kinds: list[Score]  # the fastest setting of each kind of rule, on these prompts
+    baseline: Score  # target-only decoding, on the prompts chosen on
+    written: Written  # ``best`` as the engine reads it
+    curve: list[CurvePoint]  # by the longest draft, from 1
+    settings: int  # how many were replayed
+    batches: list[BatchLength] = field(default_factory=list)  # the fastest lengths for several texts at once
+    left_out: list[str] = field(default_factory=list)  # why thresholds or other parts of the rule were not searched
 
     @property
     def pays(self) -> bool:

@@ -37,8 +37,7 @@ if TYPE_CHECKING:
 
 SIZE = 256
 """Numbers of a message, 2 KiB: a pass of up to `masks.WIDEST` tokens needs one, a prompt one for each 245 tokens."""
-KEEP_ALL = -1
-"""In place of a length to roll back to: nothing is dropped."""
+KEEP_ALL = -1  # In place of a length to roll back to: nothing is dropped
 
 
 class Order(IntEnum):
@@ -62,29 +61,20 @@ class Order(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One order.
+    """One order."""
 
-    Attributes:
-        order: what to do.
-        runner: the number of the runner, in the order in which they were made.
-        length: how many tokens it must have cached before the pass, so that a follower notices when it is out of step.
-        rollback: the number of tokens to keep first, or `KEEP_ALL`.
-        path: keep this path of the last tree before that; empty for none.
-        keep, hidden, before: as in `Slot.extend` and `extend_tree`.
-        tokens: ids; of other orders the bytes of a JSON text, or layers.
-        parents: of a tree.
-    """
-
-    order: Order
-    runner: int = 0
+    order: Order  # what to do
+    runner: int = 0  # the number of the runner, in the order in which they were made
+    # how many tokens it must have cached before the pass, so that a follower notices when it is out of step
     length: int = 0
-    rollback: int = KEEP_ALL
-    path: Sequence[int] = ()
+    rollback: int = KEEP_ALL  # the number of tokens to keep first, or `KEEP_ALL`
+    path: Sequence[int] = ()  # keep this path of the last tree before that; empty for none
+    # keep, hidden, before: as in `Slot.extend` and `extend_tree`
     keep: int = 0
     hidden: bool = False
     before: int = 0
-    tokens: Sequence[int] = ()
-    parents: Sequence[int] = field(default=())
+    tokens: Sequence[int] = ()  # ids; of other orders the bytes of a JSON text, or layers
+    parents: Sequence[int] = field(default=())  # of a tree
 
     @classmethod
     def of(cls, order: Order, values: dict[str, Any], *, runner: int = 0) -> "Message":
@@ -111,8 +101,7 @@ class Message:
             yield torch.tensor([*part, *[0] * (SIZE - len(part))])
 
 
-HEAD = 10
-"""Numbers before path, tokens and parents."""
+HEAD = 10  # Numbers before path, tokens and parents
 
 
 def decoded(receive: Callable[[], torch.Tensor]) -> Message:
@@ -143,8 +132,7 @@ def decoded(receive: Callable[[], torch.Tensor]) -> Message:
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 """How long a rank waits for the others within a pass, and while one is slower to load. This ends the wait for a rank
 that hangs; the end of one is noticed at once by other means."""
-ORDER_TIMEOUT = timedelta(days=365)
-"""How long a follower waits for an order: as long as the leader is idle."""
+ORDER_TIMEOUT = timedelta(days=365)  # How long a follower waits for an order: as long as the leader is idle
 
 
 def shard_device() -> str:
@@ -300,23 +288,16 @@ wait for the dead rank forever, in code that no exception reaches."""
 PATIENCE = 2.0
 """Seconds that a pass gets to end after the signals that should end it. Then its followers are killed, which ends it
 with an error: a stopped follower does not take part, and the leader waits in native code."""
-LAST_WORDS = 5.0
-"""Seconds in which a follower's end becomes known after a collective failed because of it."""
+LAST_WORDS = 5.0  # Seconds in which a follower's end becomes known after a collective failed because of it
 
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """How a follower ended.
+    """How a follower ended."""
 
-    Attributes:
-        rank: its own.
-        error: for the user.
-        at: `monotonic` seconds.
-    """
-
-    rank: int
-    error: ModelError
-    at: float
+    rank: int  # its own
+    error: ModelError  # for the user
+    at: float  # `monotonic` seconds
 
 
 class Followers:
@@ -502,17 +483,11 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Sharding:
-    """How a model is in shards.
+    """How a model is in shards."""
 
-    Attributes:
-        shards: how many processes hold it.
-        kind: ``tensor``, each a part of every layer; ``pipeline``, each some of the layers.
-        number: which of the sharded models it is, in the order in which they were loaded.
-    """
-
-    shards: int
-    kind: Literal["tensor", "pipeline"]
-    number: int
+    shards: int  # how many processes hold it
+    kind: Literal["tensor", "pipeline"]  # ``tensor``, each a part of every layer; ``pipeline``, each some of the layers
+    number: int  # which of the sharded models it is, in the order in which they were loaded
 
 
 class Together(Protocol):

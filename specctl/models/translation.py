@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     import torch
 
 
-PLAIN = (PROBES[0], PROBES[2])
-"""Texts that every tokenizer for English has to reproduce."""
+PLAIN = (PROBES[0], PROBES[2])  # Texts that every tokenizer for English has to reproduce
 ANCHORS = ("", "\n", ".", "a")
 """Put before a piece from the middle of a text, so that the tokenizer does not treat it as a beginning."""
 
@@ -232,8 +231,7 @@ class Columns:
         return self._there[str(device)]
 
 
-LONGEST_WORD = 32
-"""The most tokens of a word; a longer one is split."""
+LONGEST_WORD = 32  # The most tokens of a word; a longer one is split
 
 
 class DraftText:
@@ -337,8 +335,7 @@ class DraftText:
         return count <= len(start) and start[:count] == (*self.tokens[:count],)
 
 
-FARTHEST = 8
-"""Tokens of a draft after which the target's next token is taken from what was written so far."""
+FARTHEST = 8  # Tokens of a draft after which the target's next token is taken from what was written so far
 
 
 class Continuation:
@@ -410,10 +407,8 @@ def _characters(data: bytes) -> bytes:
     return data
 
 
-AGREEMENT_TOKENS = 512
-"""Tokens of each text that are compared."""
-AGREEMENT_BYTES = 64
-"""The most bytes that a draft writes for one token of the target."""
+AGREEMENT_TOKENS = 512  # Tokens of each text that are compared
+AGREEMENT_BYTES = 64  # The most bytes that a draft writes for one token of the target
 
 
 def agreement(tokens: TokenMap, texts: Iterable[Iterable[int]]) -> float:

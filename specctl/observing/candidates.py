@@ -21,23 +21,16 @@ LOADED = (*ModelTable.model_fields, "vocabulary", "tokens", "token_counts")
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """The candidates of a benchmark, and the models to load for them.
+    """The candidates of a benchmark, and the models to load for them."""
 
-    Attributes:
-        all: the baseline, then every setting once, then the peers.
-        drafts: the tables of the draft models, without heads.
-        names: of these, each its own.
-        heads: for each draft, the names of the heads that its policies read.
-        above: for each draft the index of the draft that it first drafts for, None for the target; a draft head reads
-            the states of that model.
-        launches: by label, how the peers are started that run in processes of their own.
-    """
-
-    all: list[Candidate]
-    drafts: list[DraftTable]
-    names: list[str]
-    heads: list[list[str]]
+    all: list[Candidate]  # the baseline, then every setting once, then the peers
+    drafts: list[DraftTable]  # the tables of the draft models, without heads
+    names: list[str]  # of these, each its own
+    heads: list[list[str]]  # for each draft, the names of the heads that its policies read
+    # for each draft the index of the draft that it first drafts for, None for the target; a draft head reads the states
+    # of that model
     above: list[int | None]
+    # by label, how the peers are started that run in processes of their own
     launches: Mapping[str, Launch] = field(default_factory=dict)
 
     @property

@@ -115,45 +115,31 @@ def _show_zeros(runner: Slot, start: int, count: int) -> None:
 
 PROMPT = "Once upon a time, there was a"
 TOKENS = 32
-CONTEXT, TRIED_WIDTHS = 32, (1, 6)
-"""Cached tokens while passes are timed, and tokens of a pass."""
+CONTEXT, TRIED_WIDTHS = 32, (1, 6)  # Cached tokens while passes are timed, and tokens of a pass
 
 
 @dataclass(frozen=True, slots=True)
 class EnginePasses:
-    """How long a model's passes take with an engine.
+    """How long a model's passes take with an engine."""
 
-    Attributes:
-        model: ``target``, or ``draft`` with its number where there are several.
-        engine: its name.
-        milliseconds: by tokens of a pass, the median.
-    """
-
-    model: str
-    engine: str
-    milliseconds: dict[int, float]
+    model: str  # ``target``, or ``draft`` with its number where there are several
+    engine: str  # its name
+    milliseconds: dict[int, float]  # by tokens of a pass, the median
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What a trial showed.
+    """What a trial showed."""
 
-    Attributes:
-        tokens: how many were generated, greedily; fewer than `TOKENS` where the text ended.
-        same: whether drafting gave the target's own tokens; None without a draft that is used.
-        difference: between the target after a rollback and a fresh read, as a share of the logits' standard deviation.
-        alone_per_second, drafted_per_second: tokens a second without and with drafts, the prompt's time included.
-        acceptance_rate: accepted of drafted tokens.
-        passes: of every model but draft heads and lookups, with the engine that runs it and, where that is another,
-            eagerly.
-    """
-
-    tokens: int
-    same: bool | None
+    tokens: int  # how many were generated, greedily; fewer than `TOKENS` where the text ended
+    same: bool | None  # whether drafting gave the target's own tokens; None without a draft that is used
+    # between the target after a rollback and a fresh read, as a share of the logits' standard deviation
     difference: float
+    # alone_per_second, drafted_per_second: tokens a second without and with drafts, the prompt's time included
     alone_per_second: float
     drafted_per_second: float | None
-    acceptance_rate: float | None
+    acceptance_rate: float | None  # accepted of drafted tokens
+    # of every model but draft heads and lookups, with the engine that runs it and, where that is another, eagerly
     passes: tuple[EnginePasses, ...]
 
 

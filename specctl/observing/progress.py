@@ -18,17 +18,11 @@ def ignored(tokens: int = 0) -> None:
 
 @dataclass(slots=True)
 class Tally:
-    """What became of a run's records so far.
+    """What became of a run's records so far."""
 
-    Attributes:
-        answered: got a line in this run, errors included.
-        failed: how many of these lines are errors.
-        kept: had a line from an earlier run.
-    """
-
-    answered: int = 0
-    failed: int = 0
-    kept: int = 0
+    answered: int = 0  # got a line in this run, errors included
+    failed: int = 0  # how many of these lines are errors
+    kept: int = 0  # had a line from an earlier run
 
     def add(self, *, fine: bool) -> None:
         """Count a line of this run."""

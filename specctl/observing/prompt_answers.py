@@ -16,16 +16,11 @@ from specctl.text_engine.engine import TextEngine, Writer, whole
 
 @dataclass(frozen=True, slots=True)
 class AnsweredPrompt:
-    """A prompt with its completions, one for each turn.
+    """A prompt with its completions, one for each turn."""
 
-    Attributes:
-        number: the prompt's index in its suite, from 0.
-        settings: the sampling table in force, with the changes of the prompt's own record.
-    """
-
-    number: int
+    number: int  # the prompt's index in its suite, from 0
     prompt: SuitePrompt
-    settings: SamplingTable
+    settings: SamplingTable  # the sampling table in force, with the changes of the prompt's own record
     completions: tuple[Completion, ...]
 
 

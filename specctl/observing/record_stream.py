@@ -31,17 +31,11 @@ def tracer(record: Record, sink: Sink | None) -> OnRound | None:
 
 
 class RecordRequest(NamedTuple):
-    """A record that an engine is to answer.
+    """A record that an engine is to answer."""
 
-    Attributes:
-        run: differs from run to run: policies of processes that served another run start from nothing again.
-        record: without an error.
-        done: its first turns, which an earlier run has answered.
-    """
-
-    run: str
-    record: Record
-    done: Sequence[CompletionSummary] = ()
+    run: str  # differs from run to run: policies of processes that served another run start from nothing again
+    record: Record  # without an error
+    done: Sequence[CompletionSummary] = ()  # its first turns, which an earlier run has answered
 
 
 def record_writer(answerer: Callable[[], Answerer], *, traced: bool = False, watch: Watch | None = None) -> Writer:
@@ -139,30 +133,20 @@ class _OpenRecords:
 
 @dataclass(slots=True)
 class RecordStream:
-    """Answers records in order.
+    """Answers records in order."""
 
-    Attributes:
-        engine: answers each `RecordRequest` as `record_writer` does.
-        sink: receives result lines.
-        traced: receives trace lines; None to write none.
-        finished: records that an earlier run answered in the same output; None without an earlier run.
-        rounds, token_ids: whether result lines contain them.
-        turns: keeps the finished turns of a record that has several; None to keep none.
-        at_once: whether rounds and turns are written as they end, see `_OpenRecords`.
-        tally: what became of the records.
-        run_id: as in `RecordRequest`.
-    """
-
-    engine: TextEngine
-    sink: Sink
-    traced: Sink | None = None
+    engine: TextEngine  # answers each `RecordRequest` as `record_writer` does
+    sink: Sink  # receives result lines
+    traced: Sink | None = None  # receives trace lines; None to write none
+    # records that an earlier run answered in the same output; None without an earlier run
     finished: Finished | None = None
+    # rounds, token_ids: whether result lines contain them
     rounds: bool = False
     token_ids: bool = False
-    turns: TurnsFile | None = None
-    at_once: bool = True
-    tally: Tally = field(default_factory=Tally)
-    run_id: str = field(default_factory=lambda: uuid4().hex)
+    turns: TurnsFile | None = None  # keeps the finished turns of a record that has several; None to keep none
+    at_once: bool = True  # whether rounds and turns are written as they end, see `_OpenRecords`
+    tally: Tally = field(default_factory=Tally)  # what became of the records
+    run_id: str = field(default_factory=lambda: uuid4().hex)  # as in `RecordRequest`
 
     def run(self, records: Iterable[Record | None], advance: Advance = ignored) -> bool:
         """Answer all records; returns whether every record could be answered, in this run and in an earlier one.

@@ -35,22 +35,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """What competes in a benchmark: a setting on some of the loaded drafts, or a peer.
+    """What competes in a benchmark: a setting on some of the loaded drafts, or a peer."""
 
-    Attributes:
-        label: the name in tables, unique in a benchmark.
-        setting: the policies and when they stop; None for a peer.
-        drafts: for each level of the setting, the index of its draft in `Header.drafts`.
-        peer: name of a peer; None for a setting.
-        peer_settings: the peer's arguments; ``draft`` is how one that runs in a process of its own drafts.
-        engine: of a setting that runs eagerly where the others run on another engine; None for the profile's.
-    """
-
-    label: str
-    setting: Setting | None = NONE
-    drafts: tuple[int, ...] = (0,)
-    peer: str | None = None
+    label: str  # the name in tables, unique in a benchmark
+    setting: Setting | None = NONE  # the policies and when they stop; None for a peer
+    drafts: tuple[int, ...] = (0,)  # for each level of the setting, the index of its draft in `Header.drafts`
+    peer: str | None = None  # name of a peer; None for a setting
+    # the peer's arguments; ``draft`` is how one that runs in a process of its own drafts
     peer_settings: Mapping[str, Any] = field(default_factory=dict)
+    # of a setting that runs eagerly where the others run on another engine; None for the profile's
     engine: Literal["eager"] | None = None
 
     @property
@@ -192,13 +185,10 @@ class OraclePasses:
 
 @dataclass(frozen=True, slots=True)
 class Stretches:
-    """For each turn of a prompt, how verification would read the baseline's text, see `specctl.replay.pearl`.
-
-    Attributes:
-        turns: of each, the draft tokens from where the draft begins afresh to the rejected one, or to the text's end.
-    """
+    """For each turn of a prompt, how verification would read the baseline's text, see `specctl.replay.pearl`."""
 
     prompt: str
+    # of each, the draft tokens from where the draft begins afresh to the rejected one, or to the text's end
     turns: list[list[int]]
 
 
@@ -220,15 +210,12 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class SignalBound:
-    """The best stopping rule on entropy and top probability, replayed on one of the baseline's runs of each prompt.
+    """The best stopping rule on entropy and top probability, replayed on one of the baseline's runs of each prompt."""
 
-    Attributes:
-        prompts, tokens: number of prompts, and of tokens in their outputs.
-        drafted, passes: number of draft steps and of target passes that the rule makes for these tokens.
-    """
-
+    # prompts, tokens: number of prompts, and of tokens in their outputs
     prompts: int
     tokens: int
+    # drafted, passes: number of draft steps and of target passes that the rule makes for these tokens
     drafted: int
     passes: int
 
@@ -240,43 +227,31 @@ OF_HIERARCHIES = frozenset({"levels", "inner", "drafts", "further_ms"})
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first token at which a candidate's greedy output differs from the baseline's.
+    """The first token at which a candidate's greedy output differs from the baseline's."""
 
-    Attributes:
-        turn, position: where the first difference is.
-        expected, found: the baseline's token and the candidate's token; None past the end.
-        gap: the target's largest logit minus its second largest at that position; (nearly) 0 in a tie.
-    """
-
+    # turn, position: where the first difference is
     turn: int
     position: int
+    # expected, found: the baseline's token and the candidate's token; None past the end
     expected: int | None
     found: int | None
-    gap: float | None
+    gap: float | None  # the target's largest logit minus its second largest at that position; (nearly) 0 in a tie
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run of a candidate on a prompt.
+    """One run of a candidate on a prompt."""
 
-    Attributes:
-        candidate: label of the candidate.
-        prompt: the prompt's id, as text.
-        repeat: how often the candidate had run this prompt at this length before.
-        length: the run's token limit.
-        turns: a summary for each turn.
-        difference: in greedy decoding, the first difference from the baseline's tokens; None if they are equal.
-        thresholds: of transformers' ``hf-confidence``, for each turn the thresholds of its first and its last draft, or
-            None without a draft; empty for other candidates.
-    """
-
-    candidate: str
-    prompt: str
+    candidate: str  # label of the candidate
+    prompt: str  # the prompt's id, as text
     category: str
-    repeat: int
-    length: int
-    turns: tuple[CompletionSummary, ...]
+    repeat: int  # how often the candidate had run this prompt at this length before
+    length: int  # the run's token limit
+    turns: tuple[CompletionSummary, ...]  # a summary for each turn
+    # in greedy decoding, the first difference from the baseline's tokens; None if they are equal
     difference: Difference | None = None
+    # of transformers' ``hf-confidence``, for each turn the thresholds of its first and its last draft, or None without
+    # a draft; empty for other candidates
     thresholds: tuple[tuple[float, float] | None, ...] = ()
 
     @property
@@ -314,19 +289,13 @@ class RunDifference(Difference):
 
 @dataclass(frozen=True, slots=True)
 class PassTimes:
-    """Milliseconds of bare forward passes of the loaded models, measured without the loop.
+    """Milliseconds of bare forward passes of the loaded models, measured without the loop."""
 
-    Attributes:
-        draft: a pass of the first draft over one token.
-        target: passes of the target, by number of tokens in the pass.
-        drafts: passes of each draft, by number of tokens in the pass; empty for a single draft.
-        head: the time that the first draft's head adds to a draft step; None without a head.
-    """
-
-    draft: float
-    target: Mapping[int, float]
+    draft: float  # a pass of the first draft over one token
+    target: Mapping[int, float]  # passes of the target, by number of tokens in the pass
+    # passes of each draft, by number of tokens in the pass; empty for a single draft
     drafts: tuple[Mapping[int, float], ...] = ()
-    head: float | None = None
+    head: float | None = None  # the time that the first draft's head adds to a draft step; None without a head
 
     def __post_init__(self) -> None:
         if not self.target or any(1 not in passes for passes in self.drafts):
@@ -339,56 +308,37 @@ class PassTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """The provenance of numbers: everything needed to assess or repeat them.
+    """The provenance of numbers: everything needed to assess or repeat them."""
 
-    Attributes:
-        created: when the run began, in ISO 8601.
-        argv: the command's arguments.
-        versions: of the packages, by name.
-        devices: of each model, by its key in the profile.
-        profile: the resolved profile.
-        suite: name, sha256 of the prompts and their number.
-        sampling: the sampling table in force.
-        engines: the engine of each model, by its key in the profile.
-        synthetic: whether a model has random weights, made for measurements of speed.
-        threads: with how many threads passes on the CPU ran; None if that was not recorded.
-        others_busy: how many of the cores that this process may use other processes kept busy while the models were
-            loaded; None if that is not known.
-    """
-
-    created: str
-    argv: list[str]
-    versions: dict[str, str]
-    devices: dict[str, str]
-    profile: dict[str, Any]
-    suite: dict[str, Any]
-    sampling: dict[str, Any]
-    engines: dict[str, str] = field(default_factory=dict)
-    synthetic: bool = False
-    threads: int | None = None
+    created: str  # when the run began, in ISO 8601
+    argv: list[str]  # the command's arguments
+    versions: dict[str, str]  # of the packages, by name
+    devices: dict[str, str]  # of each model, by its key in the profile
+    profile: dict[str, Any]  # the resolved profile
+    suite: dict[str, Any]  # name, sha256 of the prompts and their number
+    sampling: dict[str, Any]  # the sampling table in force
+    engines: dict[str, str] = field(default_factory=dict)  # the engine of each model, by its key in the profile
+    synthetic: bool = False  # whether a model has random weights, made for measurements of speed
+    threads: int | None = None  # with how many threads passes on the CPU ran; None if that was not recorded
+    # how many of the cores that this process may use other processes kept busy while the models were loaded; None if
+    # that is not known
     others_busy: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header(Facts):
-    """The first line of a results file.
+    """The first line of a results file."""
 
-    Attributes:
-        candidates: the candidates of the benchmark.
-        repeats, lengths: how often every prompt is run, and with which token limits.
-        oracle: whether `RunSet.oracle` is wanted.
-        papers: of a comparison of the papers' policies, those that the pair could not run, by name, and why.
-        drafts: names of the loaded draft models; empty for a single draft.
-        batch: how many prompts each candidate ran at once.
-    """
-
+    # the candidates of the benchmark
     candidates: list[Annotated[Candidate, PlainValidator(candidate_of), PlainSerializer(candidate_record)]]
+    # repeats, lengths: how often every prompt is run, and with which token limits
     repeats: int
     lengths: list[int]
-    oracle: bool = False
+    oracle: bool = False  # whether `RunSet.oracle` is wanted
+    # of a comparison of the papers' policies, those that the pair could not run, by name, and why
     papers: dict[str, str] | None = None
-    drafts: list[str] = field(default_factory=list)
-    batch: int = 1
+    drafts: list[str] = field(default_factory=list)  # names of the loaded draft models; empty for a single draft
+    batch: int = 1  # how many prompts each candidate ran at once
 
     def candidate(self, label: str) -> Candidate:
         return next(candidate for candidate in self.candidates if candidate.label == label)
@@ -400,26 +350,19 @@ class Header(Facts):
 
 @dataclass(slots=True)
 class RunSet:
-    """A whole results file.
+    """A whole results file."""
 
-    Attributes:
-        header: the first line.
-        runs: all finished runs.
-        costs: the latest times of bare forward passes.
-        oracle: by prompt id, the fewest target passes that Theorem 4.1 of SpecDec++ allows, |S| + 1.
-        signal_bound: computed with the oracle, once all prompts have run.
-        stretches: by prompt id, computed with the oracle unless the first draft is a draft head.
-        skipped: by prompt id, why the prompt cannot be run on this pair; such a prompt has no runs.
-        failed: by label, why a peer could not finish its runs; runs that it finishes later take it back.
-    """
-
-    header: Header
-    runs: list[Run] = field(default_factory=list)
-    costs: PassTimes | None = None
+    header: Header  # the first line
+    runs: list[Run] = field(default_factory=list)  # all finished runs
+    costs: PassTimes | None = None  # the latest times of bare forward passes
+    # by prompt id, the fewest target passes that Theorem 4.1 of SpecDec++ allows, |S| + 1
     oracle: dict[str, int] = field(default_factory=dict)
-    signal_bound: SignalBound | None = None
+    signal_bound: SignalBound | None = None  # computed with the oracle, once all prompts have run
+    # by prompt id, computed with the oracle unless the first draft is a draft head
     stretches: dict[str, list[list[int]]] = field(default_factory=dict)
+    # by prompt id, why the prompt cannot be run on this pair; such a prompt has no runs
     skipped: dict[str, str] = field(default_factory=dict)
+    # by label, why a peer could not finish its runs; runs that it finishes later take it back
     failed: dict[str, str] = field(default_factory=dict)
 
     def add(self, record: object) -> None:
@@ -534,17 +477,11 @@ def _difference(run: Run, baseline: Run | None) -> Difference | None:
 
 
 class Speedup(NamedTuple):
-    """Ratio of a candidate's speed to the baseline's on the prompts that both finished.
+    """Ratio of a candidate's speed to the baseline's on the prompts that both finished."""
 
-    Attributes:
-        of_totals: ratio of total speeds, each being all tokens divided by all seconds.
-        of_prompts: mean over prompts of the ratio of tokens/s.
-        prompts: number of paired prompts.
-    """
-
-    of_totals: Interval
-    of_prompts: Interval
-    prompts: int
+    of_totals: Interval  # ratio of total speeds, each being all tokens divided by all seconds
+    of_prompts: Interval  # mean over prompts of the ratio of tokens/s
+    prompts: int  # number of paired prompts
 
 
 def evened(runs: Sequence[Run]) -> list[Run]:

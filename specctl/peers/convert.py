@@ -30,23 +30,14 @@ ANY_TOKENIZER = Path(__file__).with_name("programs") / "gguf_of_any_tokenizer.py
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """The conversion of one model.
+    """The conversion of one model."""
 
-    Attributes:
-        python: that has the exporter.
-        source: llama.cpp's source, where it is needed.
-        model: the checkpoint's folder.
-        role: ``target`` or ``draft``.
-        folder: for the whole pair.
-        precision: the exporter's word for it.
-    """
-
-    python: str
-    source: Path | None
-    model: Path
-    role: str
-    folder: Path
-    precision: str
+    python: str  # that has the exporter
+    source: Path | None  # llama.cpp's source, where it is needed
+    model: Path  # the checkpoint's folder
+    role: str  # ``target`` or ``draft``
+    folder: Path  # for the whole pair
+    precision: str  # the exporter's word for it
 
 
 def onnx(one: Conversion) -> list[str]:
@@ -77,19 +68,13 @@ def gguf(one: Conversion) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Exporter:
-    """How models become those of a peer.
+    """How models become those of a peer."""
 
-    Attributes:
-        command: that converts one model.
-        package: whose version is noted; empty for none.
-        precisions: of the weights, with the exporter's word, and how keys and values are held if nothing else is asked.
-        caches: how else the peer can hold them.
-    """
-
-    command: Callable[[Conversion], list[str]]
-    package: str
+    command: Callable[[Conversion], list[str]]  # that converts one model
+    package: str  # whose version is noted; empty for none
+    # of the weights, with the exporter's word, and how keys and values are held if nothing else is asked
     precisions: Mapping[str, tuple[str, str]]
-    caches: tuple[str, ...]
+    caches: tuple[str, ...]  # how else the peer can hold them
 
 
 EXPORTERS = {

@@ -41,18 +41,13 @@ DEFAULT_WAY = "constant"
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A way to draft, which has one value.
+    """A way to draft, which has one value."""
 
-    Attributes:
-        key: ``tokens`` of a draft, or the ``threshold`` of a probability.
-        least, most: bounds of the value.
-        default: the value where none is given.
-    """
-
-    key: str
+    key: str  # ``tokens`` of a draft, or the ``threshold`` of a probability
+    # least, most: bounds of the value
     least: float
     most: float
-    default: float
+    default: float  # the value where none is given
 
     def value(self, text: str | None) -> float:
         """The value in a text; raises ValueError for an invalid one."""
@@ -66,19 +61,12 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class PeerEngine:
-    """An engine that is measured in a process of its own.
+    """An engine that is measured in a process of its own."""
 
-    Attributes:
-        module: that its Python must be able to import; None for an engine that is a program.
-        package: the distribution of the module; for a program, its file name.
-        ways: how it can draft, by name.
-        batches: whether its worker can run several prompts at once, without a draft.
-    """
-
-    module: str | None
-    package: str
-    ways: Mapping[str, Way]
-    batches: bool = False
+    module: str | None  # that its Python must be able to import; None for an engine that is a program
+    package: str  # the distribution of the module; for a program, its file name
+    ways: Mapping[str, Way]  # how it can draft, by name
+    batches: bool = False  # whether its worker can run several prompts at once, without a draft
 
 
 _TOKENS = Way("tokens", 1, 64, 5)
@@ -99,16 +87,11 @@ ENGINES = {
 
 @dataclass(frozen=True, slots=True)
 class PeerSetting:
-    """A peer with its setting.
+    """A peer with its setting."""
 
-    Attributes:
-        label: its name in tables.
-        peer: a key of `ASSISTED` or `ENGINES`.
-        values: transformers' arguments; or ``draft``, the name of the way to draft, with its value.
-    """
-
-    label: str
-    peer: str
+    label: str  # its name in tables
+    peer: str  # a key of `ASSISTED` or `ENGINES`
+    # transformers' arguments; or ``draft``, the name of the way to draft, with its value
     values: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -162,21 +145,16 @@ MANIFEST = "specctl-peer.json"
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """The manifest of a folder with a pair's models in the format of a peer.
+    """The manifest of a folder with a pair's models in the format of a peer."""
 
-    Attributes:
-        peer: the engine that the models are for.
-        target, draft: the models that were converted; None where there is no draft.
-        weights, cache: how the engine holds weights, and keys and values, such as ``float32``.
-        exporter: what converted them.
-    """
-
-    peer: str
+    peer: str  # the engine that the models are for
+    # target, draft: the models that were converted; None where there is no draft
     target: str
     draft: str | None
+    # weights, cache: how the engine holds weights, and keys and values, such as ``float32``
     weights: str
     cache: str
-    exporter: str
+    exporter: str  # what converted them
 
 
 def write_manifest(folder: Path, converted: Converted) -> None:
@@ -210,19 +188,12 @@ WORKER = Path(__file__).with_name("programs") / "worker.py"
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A peer that is to run in a process of its own.
+    """A peer that is to run in a process of its own."""
 
-    Attributes:
-        setting: how it drafts.
-        command: the process.
-        folder: its models.
-        converted: what they are.
-    """
-
-    setting: PeerSetting
-    command: tuple[str, ...]
-    folder: Path
-    converted: Converted
+    setting: PeerSetting  # how it drafts
+    command: tuple[str, ...]  # the process
+    folder: Path  # its models
+    converted: Converted  # what they are
 
 
 def paths_by_peer(flag: str, texts: Iterable[str], settings: Sequence[PeerSetting]) -> dict[str, Path]:

@@ -22,8 +22,7 @@ from specctl.peers.programs.worker import Answer
 from specctl.profile.schema import SamplingTable
 from specctl.records import Completion, FinishReason, Round
 
-HELLO_SECONDS = 120.0
-"""How long the first line may take, for which a package is imported."""
+HELLO_SECONDS = 120.0  # How long the first line may take, for which a package is imported
 NOT_PASSED_ON = ("OMP_", "GOMP_", "KMP_")
 """Prefixes of environment variables for specctl's own threads; a peer has its own defaults."""
 

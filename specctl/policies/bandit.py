@@ -14,8 +14,7 @@ from specctl.records import DraftStep, Round, StopReason
 
 TRAINING_FREE = ("svip", "max-confidence", "adaedl", "self-verify", "heuristic")
 """The policies of the papers that need no training and adapt to a text, each with its default settings."""
-FIRST = 1.0
-"""Passes of the target for each arm that drafts of a new run may lose."""
+FIRST = 1.0  # Passes of the target for each arm that drafts of a new run may lose
 
 
 @dataclass(slots=True, kw_only=True)

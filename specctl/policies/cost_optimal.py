@@ -27,10 +27,8 @@ from specctl.records import DraftStep, Round, StopReason
 
 CROWDED = 8
 """After so many rounds in a row in each of which a text began, times are learned from the texts that went on."""
-RATE_PRIOR = 2.0
-"""Observations after which the acceptance rate after a token weighs as much as the overall rate."""
-AHEAD = 8
-"""The most further tokens of a draft that are weighed at once."""
+RATE_PRIOR = 2.0  # Observations after which the acceptance rate after a token weighs as much as the overall rate
+AHEAD = 8  # The most further tokens of a draft that are weighed at once
 AGING = 5e-3
 """Growth of the variance of the estimate for first tokens in a round without a draft, as a share of the prior's."""
 
@@ -546,19 +544,12 @@ class JointRest:
 
 
 class Ended(NamedTuple):
-    """A round of one text.
+    """A round of one text."""
 
-    Attributes:
-        round: that ended.
-        emitted: tokens that it added.
-        unread: tokens of the text that its draft had to read first.
-        begins: whether it was its text's first.
-    """
-
-    round: Round
-    emitted: int
-    unread: int
-    begins: bool
+    round: Round  # that ended
+    emitted: int  # tokens that it added
+    unread: int  # tokens of the text that its draft had to read first
+    begins: bool  # whether it was its text's first
 
 
 class CostOptimalText:

@@ -4,23 +4,16 @@ from dataclasses import dataclass, field
 
 from specctl.policies.round_times import RoundTimes
 
-SHARE = 0.01
-"""Of the time, what may be lost by drafts for good."""
+SHARE = 0.01  # Of the time, what may be lost by drafts for good
 ALLOWANCE, ADVANCE = 1.9, 1.0
 """The balance of a new run, in passes: what its first drafts may lose; and how much of it are shares of rounds to come,
 which add nothing until it is made up for."""
-SCANTY = 0.5
-"""The balance up to which drafts have one token, where their beginning costs no more than that."""
-EVEN = 0.5
-"""What a draft of one token may lose where it is tried: as likely accepted as not, it saves as much."""
-MOST = 20.0
-"""The largest balance: a text that is of another kind than those before loses no more than that."""
-MOST_TOKENS = 1 << 10
-"""More than any draft has."""
-RISK = 1 / 3
-"""The part of the balance that one draft of more than two tokens may lose."""
-PROVEN = 5.0
-"""The balance from which on the draft reads a whole prompt without asking what that costs."""
+SCANTY = 0.5  # The balance up to which drafts have one token, where their beginning costs no more than that
+EVEN = 0.5  # What a draft of one token may lose where it is tried: as likely accepted as not, it saves as much
+MOST = 20.0  # The largest balance: a text that is of another kind than those before loses no more than that
+MOST_TOKENS = 1 << 10  # More than any draft has
+RISK = 1 / 3  # The part of the balance that one draft of more than two tokens may lose
+PROVEN = 5.0  # The balance from which on the draft reads a whole prompt without asking what that costs
 IMPATIENCE, PATIENCE = 1.5, 4.0
 """By how much the waiting grows with each probe that failed, and how often 1 / SHARE times the loss it is at most."""
 
@@ -40,12 +33,9 @@ class DraftAccount:
     A draft that is not expected to pay is a probe. Probes go on as long as they save, and after some that lost x passes
     in all the next one comes after x / SHARE further rounds or more, up to PATIENCE times as many if several failed in
     a row. So probes alone take at most SHARE of the time, and less where none has been of use for long.
-
-    Attributes:
-        balance: in passes.
     """
 
-    balance: float = ALLOWANCE
+    balance: float = ALLOWANCE  # in passes
     _owed: float = ADVANCE
     _found: float = 0.0  # what the probes since the last waiting saved
     _wait: float = 0.0  # rounds until the next probe
@@ -121,8 +111,7 @@ pass of the target runs from cold caches, and takes three times as long as elsew
 FIRST_LENGTH, FIRST_DRAFTS = 2, 2
 """Tokens of a run's first FIRST_DRAFTS drafts at most: one of four that is rejected takes most of what a run may lose,
 and what the draft is worth is not found out any more."""
-UNLIKELY = 0.5
-"""A first draft that is expected to bring fewer tokens brought nothing."""
+UNLIKELY = 0.5  # A first draft that is expected to bring fewer tokens brought nothing
 
 
 def trust_after(idle: int) -> float:
@@ -132,25 +121,15 @@ def trust_after(idle: int) -> float:
 
 @dataclass(slots=True)
 class DraftAllowance:
-    """Books what drafts save in a `DraftAccount`, by the prices of `RoundTimes`, and limits the next one.
+    """Books what drafts save in a `DraftAccount`, by the prices of `RoundTimes`, and limits the next one."""
 
-    Attributes:
-        times: what rounds take.
-        account: pays for drafts.
-        probing: whether the next draft is not expected to pay.
-        idle: rounds without a draft so far, since the last one.
-        asleep: how many rounds from now on need not be looked at if they go without a draft, too.
-        part: of the texts for which the account is kept, how many a round has.
-        passed: rounds with drafts that were passed over since the last one that was booked.
-    """
-
-    times: RoundTimes
-    account: DraftAccount
-    probing: bool = True
-    idle: int = 0
-    asleep: int = 0
-    part: float = 1.0
-    passed: int = 0
+    times: RoundTimes  # what rounds take
+    account: DraftAccount  # pays for drafts
+    probing: bool = True  # whether the next draft is not expected to pay
+    idle: int = 0  # rounds without a draft so far, since the last one
+    asleep: int = 0  # how many rounds from now on need not be looked at if they go without a draft, too
+    part: float = 1.0  # of the texts for which the account is kept, how many a round has
+    passed: int = 0  # rounds with drafts that were passed over since the last one that was booked
     _passed_gain: float = 0.0
     _skipped: int = 0
     _resting: int = 0

@@ -14,8 +14,7 @@ far from 0 and 1 before they become log-odds."""
 LARGEST = log((1 - FLAT) / FLAT)
 LARGEST_SCORE = 30.0
 """From minus this on the probability is its score's exponential function, which cannot be too large a number."""
-FEATURES = 3
-"""The most features of an `OnlineLogistic`, besides the constant."""
+FEATURES = 3  # The most features of an `OnlineLogistic`, besides the constant
 
 
 def log_odds(probability: float) -> float:
@@ -149,15 +148,12 @@ class OnlineLogistic:
         )
 
 
-RIDGE = 0.05
-"""Added to the variance of k, so that the slope is close to 0 while k hardly varies."""
-RATE_SPEED = 0.005
-"""Weight of one observation in the acceptance rate over all tokens."""
+RIDGE = 0.05  # Added to the variance of k, so that the slope is close to 0 while k hardly varies
+RATE_SPEED = 0.005  # Weight of one observation in the acceptance rate over all tokens
 PLAUSIBLE, TOLERANCE, SCALE_RATE = 3.0, 0.1, 0.1
 """Errors are clipped to PLAUSIBLE typical errors plus a TOLERANCE times the expected value; SCALE_RATE is the weight of
 one observation in the typical error."""
-FAR_BELOW = 0.7
-"""Share of the expected value below which an observation makes a line that `restarts` do so."""
+FAR_BELOW = 0.7  # Share of the expected value below which an observation makes a line that `restarts` do so
 ENOUGH, NEGLIGIBLE = 20, 0.01
 """Drafts after which it is asked whether the beginning of a draft pays, and the tokens that it must cost."""
 SURPLUS_MEMORY, LARGEST_SURPLUS = 0.98, 0.3
@@ -172,23 +168,17 @@ SLOWDOWN_RATE, LARGEST_SLOWDOWN = 0.3, 4.0
 
 @dataclass(slots=True)
 class RunningLine:
-    """Seconds as base + slope k, by least squares that forgets old observations and clips outliers.
+    """Seconds as base + slope k, by least squares that forgets old observations and clips outliers."""
 
-    Attributes:
-        memory: factor on the weight of every old observation when a new one arrives.
-        base: seconds at k = 0, at least 0.
-        slope: additional seconds when k grows by 1, at least 0.
-        anchor: observations of 0 seconds at k = 0 that are added to the real ones; with some, a line whose k hardly
-            varies goes through the origin, without them it is flat.
-        restarts: while the earlier observations weigh less than this, it is learned anew from one that is far below:
-            other programs may take time away and never give any, so that those before it took too long.
-    """
-
-    memory: float
+    memory: float  # factor on the weight of every old observation when a new one arrives
+    # observations of 0 seconds at k = 0 that are added to the real ones; with some, a line whose k hardly varies goes
+    # through the origin, without them it is flat
     anchor: float = 0.0
+    # while the earlier observations weigh less than this, it is learned anew from one that is far below: other programs
+    # may take time away and never give any, so that those before it took too long
     restarts: float = 0.0
-    base: float = field(init=False, default=0.0)
-    slope: float = field(init=False, default=0.0)
+    base: float = field(init=False, default=0.0)  # seconds at k = 0, at least 0
+    slope: float = field(init=False, default=0.0)  # additional seconds when k grows by 1, at least 0
     _count: float = 0.0
     _k: float = 0.0
     _kk: float = 0.0
@@ -260,14 +250,11 @@ class WidthTimes:
     """Seconds of a pass over k draft tokens: a `RunningLine`, and by how much single widths differ from it.
 
     Matrix products of some widths, such as multiples of 4, can be faster than those of narrower ones.
-
-    Attributes:
-        line: through all widths.
-        surplus: seconds that single widths take longer than the line says, as far as that is believed: as it was when
-            the width was last seen.
     """
 
-    line: RunningLine
+    line: RunningLine  # through all widths
+    # seconds that single widths take longer than the line says, as far as that is believed: as it was when the width
+    # was last seen
     surplus: dict[int, float] = field(default_factory=dict)
     _seen: dict[int, tuple[float, float]] = field(default_factory=dict)
 
@@ -325,13 +312,9 @@ class Slowdown:
 
 @dataclass(slots=True)
 class DraftSums:
-    """The rounds that drafted, in sums that fade: their draft tokens, the accepted ones, the accepted first ones.
+    """The rounds that drafted, in sums that fade: their draft tokens, the accepted ones, the accepted first ones."""
 
-    Attributes:
-        memory: factor on every sum when a round ends.
-    """
-
-    memory: float
+    memory: float  # factor on every sum when a round ends
     rounds: int = 0
     drafted: float = 0.0
     accepted: float = 0.0
@@ -358,13 +341,9 @@ class DraftSums:
 
 @dataclass(slots=True)
 class TokenRates:
-    """Acceptance rates of draft tokens by the token before them, compared with the rate over all tokens.
+    """Acceptance rates of draft tokens by the token before them, compared with the rate over all tokens."""
 
-    Attributes:
-        prior: number of observations after which a token's own rate weighs as much as the rate over all tokens.
-    """
-
-    prior: float
+    prior: float  # number of observations after which a token's own rate weighs as much as the rate over all tokens
     _rate: float = 0.7
     _seen: dict[int, tuple[float, float]] = field(default_factory=dict)
     _surplus: dict[int | None, float] = field(default_factory=dict)
@@ -412,8 +391,7 @@ FIRST = Prior((0.9, 0.5), (0.5, 0.1))
 """Acceptance of a round's first token, from `TokenRates.surplus` of the last emitted token."""
 AGREEING = Prior((0.0, 1.0, 0.0), (0.02, 0.01, 0.5))
 """Acceptance of a token with a match, from log-odds of what is expected otherwise and `DraftStep.agreement`."""
-DRIFT = 5e-4
-"""Drift of the estimators' weights with each verified token, see `OnlineLogistic`."""
+DRIFT = 5e-4  # Drift of the estimators' weights with each verified token, see `OnlineLogistic`
 
 
 def estimators(foresight: bool) -> list[OnlineLogistic]:
@@ -440,8 +418,7 @@ def features(step: DraftStep) -> tuple[float, float]:
     return log_odds(top), sqrt(entropy) if entropy > 0 else 0.0 * entropy
 
 
-MEMORY = 0.99
-"""Factor on the lead so far with each verified token that has a match."""
+MEMORY = 0.99  # Factor on the lead so far with each verified token that has a match
 MARGIN = 2.0
 """Nats by which its predictions must have been better: a chance lead seldom is as large, and a real one soon is."""
 

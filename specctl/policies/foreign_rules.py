@@ -10,12 +10,9 @@ from annotated_types import Ge, Gt
 from specctl.policies.base import Rule, Signal, read
 from specctl.records import DraftStep, Round
 
-SHARE = 0.2
-"""Of the newest round in the mean."""
-FIRST, EVERY = 10, 5
-"""Rounds before the first decision, and between two."""
-DOWN = -0.25
-"""Added to what the mean must fall to for a shorter length."""
+SHARE = 0.2  # Of the newest round in the mean
+FIRST, EVERY = 10, 5  # Rounds before the first decision, and between two
+DOWN = -0.25  # Added to what the mean must fall to for a shorter length
 
 
 @dataclass(slots=True, kw_only=True)
@@ -54,18 +51,13 @@ class SteppedLength(Rule):
 
 
 LONGEST = 16
-MEMORY = 0.75
-"""Factor on the mean of a length's earlier rounds when one ends."""
-HIGH, LOW = 0.75, 0.5
-"""Acceptance from which on a longer draft is tried, and below which a shorter one is."""
+MEMORY = 0.75  # Factor on the mean of a length's earlier rounds when one ends
+HIGH, LOW = 0.75, 0.5  # Acceptance from which on a longer draft is tried, and below which a shorter one is
 AS_FAST, FAR_SLOWER = 0.97, 0.8
 """What a tried length must reach of the earlier one's speed to stay, and below what it is given up at once."""
-TRIED = 2
-"""Rounds of a length before anything is decided."""
-AFTER_SUCCESS, AFTER_FAILURE = 1, 6
-"""Rounds until the next try."""
-IN_VAIN = 3
-"""Rounds in a row without an accepted token after which ``cooldown`` drafts nothing once."""
+TRIED = 2  # Rounds of a length before anything is decided
+AFTER_SUCCESS, AFTER_FAILURE = 1, 6  # Rounds until the next try
+IN_VAIN = 3  # Rounds in a row without an accepted token after which ``cooldown`` drafts nothing once
 
 
 @dataclass(slots=True)
@@ -162,10 +154,8 @@ class ProbedLength(Rule):
             self._before, self._length, self._rounds = self._length, self._length + 1, 0
 
 
-VERDICT_MEMORY = 0.995
-"""Factor on the weight of earlier verdicts when a round ends."""
-TRUSTED, ENOUGH = 64.0, 8.0
-"""The weight of all verdicts, and of those of one bin, from which on they are trusted."""
+VERDICT_MEMORY = 0.995  # Factor on the weight of earlier verdicts when a round ends
+TRUSTED, ENOUGH = 64.0, 8.0  # The weight of all verdicts, and of those of one bin, from which on they are trusted
 
 
 @dataclass(slots=True, kw_only=True)
@@ -214,14 +204,11 @@ class CalibratedConfidence(Rule):
         self._total *= VERDICT_MEMORY
 
 
-FIRST_SLOPE, FIRST_BIAS = 0.5, -0.2
-"""The estimate before anything was learned."""
-REFIT = 100
-"""Rounds between two fits."""
+FIRST_SLOPE, FIRST_BIAS = 0.5, -0.2  # The estimate before anything was learned
+REFIT = 100  # Rounds between two fits
 DAMPING, RIDGE = 50.0, 1e-3
 """Verdicts after which a fit moves a coefficient by half of a Newton step, and what is added to its diagonal."""
-LARGEST_ODDS = 40.0
-"""The largest log-odds, with either sign."""
+LARGEST_ODDS = 40.0  # The largest log-odds, with either sign
 
 
 @dataclass(slots=True)

@@ -53,8 +53,7 @@ POLICIES: Registry[type[Rule]] = Registry(
 """Every stopping policy by its name; of `ENGINE_RULES` it gives the class, but does not list it."""
 
 Answer = TypeVar("Answer")
-UNDRAWN: frozenset[Signal] = frozenset({"entropy", "top_prob"})
-"""The signals that do not depend on the drawn token."""
+UNDRAWN: frozenset[Signal] = frozenset({"entropy", "top_prob"})  # The signals that do not depend on the drawn token
 NO_TOKEN = -1
 
 

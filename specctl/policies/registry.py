@@ -41,8 +41,7 @@ ENGINE_RULES: dict[str, type[Rule]] = {
 }
 """Rules of other engines: they are replayed for exports, and cannot be chosen."""
 
-_LONGEST_NUMBER = 20
-"""Characters of an integer of 64 bits."""
+_LONGEST_NUMBER = 20  # Characters of an integer of 64 bits
 
 
 def parse_value(text: str) -> Any:

@@ -17,20 +17,15 @@ AT_MOST, MOST_WIDER = 0.15, 0.5
 takes at most, as a share of a pass over one."""
 CONFIRMED, PLAUSIBLE_STEP = 2, 4.0
 """Until so many drafts were timed, a step is taken to last at most so many times what `cost_ratio` says."""
-COLDEST = 8.0
-"""How many times as long a draft after a pass of the target alone takes at most for its cold caches."""
+COLDEST = 8.0  # How many times as long a draft after a pass of the target alone takes at most for its cold caches
 FIRST = 4.0
 """`RunningLine.restarts` of times that are seldom observed at first, so that a wrong one would stay for long."""
-TRIED = 4
-"""Until drafts of so many tokens were timed, each further one is taken to cost no more than `cost_ratio` says."""
-AT_ONCE = 6
-"""Lengths that are computed beyond those asked for, since a longer draft asks next."""
-RISING = 1.02
-"""By how much the least time of a pass is taken to have risen when the next one is timed."""
+TRIED = 4  # Until drafts of so many tokens were timed, each further one is taken to cost no more than `cost_ratio` says
+AT_ONCE = 6  # Lengths that are computed beyond those asked for, since a longer draft asks next
+RISING = 1.02  # By how much the least time of a pass is taken to have risen when the next one is timed
 USUAL, SURE = 2.0, 6.0
 """The width of passes that are compared over time, and how many of any width must have been timed lately."""
-FEW = 4
-"""Tokens that a draft reads in its first step for the time of one; what it takes to read more is learned apart."""
+FEW = 4  # Tokens that a draft reads in its first step for the time of one; what it takes to read more is learned apart
 
 
 @dataclass(slots=True)
@@ -50,27 +45,21 @@ class RoundTimes:
 
     Args:
         cost_ratio: the time of a draft step divided by that of a pass, until the first times are known.
-
-    Attributes:
-        spent: what `upto` has computed since the last round.
-        timed: how many drafts were timed.
-        widening: what each token more of a pass may take at most, as a share of a pass, until passes of two widths were
-            timed; 0 where a pass reads one text, for it waits for weights, not for tokens.
-        several: whether a pass reads several texts.
-        price: tokens that are lost by the time of one more token of a draft, at the speed of the last rounds.
-        entry: tokens that are lost by what a draft takes whatever its length.
-        lost_entry, lost_step: the time of a draft of which no token is accepted, in passes of the target alone:
-            whatever its length, and for each token.
     """
 
     cost_ratio: float
-    spent: list[float] = field(init=False, default_factory=list)
-    timed: int = field(init=False, default=0)
+    spent: list[float] = field(init=False, default_factory=list)  # what `upto` has computed since the last round
+    timed: int = field(init=False, default=0)  # how many drafts were timed
+    # what each token more of a pass may take at most, as a share of a pass, until passes of two widths were timed; 0
+    # where a pass reads one text, for it waits for weights, not for tokens
     widening: float = field(init=False, default=0.0)
-    several: bool = field(init=False, default=False)
+    several: bool = field(init=False, default=False)  # whether a pass reads several texts
     _beside: float = field(init=False, default=0.0)  # seconds of a pass after a draft, back when one alone was
+    # tokens that are lost by the time of one more token of a draft, at the speed of the last rounds
     price: float = field(init=False)
-    entry: float = field(init=False)
+    entry: float = field(init=False)  # tokens that are lost by what a draft takes whatever its length
+    # lost_entry, lost_step: the time of a draft of which no token is accepted, in passes of the target alone: whatever
+    # its length, and for each token
     lost_entry: float = field(init=False)
     lost_step: float = field(init=False)
     _step: float = field(init=False)

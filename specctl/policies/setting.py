@@ -13,21 +13,16 @@ from specctl.records import DraftStep
 
 LEAST_TREE, MOST_TREE = 2, 64
 """Tokens of a tree, the newest token included: one draft token, and what a pass may be wide."""
-BEAMS, MOST_BEAMS = 10, 32
-"""Beams by default, as in EAGLE-2, and at most."""
+BEAMS, MOST_BEAMS = 10, 32  # Beams by default, as in EAGLE-2, and at most
 
 
 @dataclass(frozen=True, slots=True)
 class TreeSize:
-    """The size of the trees that a draft grows; how deep they are is up to its stopping policy.
+    """The size of the trees that a draft grows; how deep they are is up to its stopping policy."""
 
-    Attributes:
-        tokens: the most that the target verifies in a round, the newest token included (EAGLE-2's ``total_token``).
-        beams: how many tokens of a level are continued, and by how many tokens each (EAGLE-2's ``top_k``).
-    """
-
+    # the most that the target verifies in a round, the newest token included (EAGLE-2's ``total_token``)
     tokens: int = 60
-    beams: int = BEAMS
+    beams: int = BEAMS  # how many tokens of a level are continued, and by how many tokens each (EAGLE-2's ``top_k``)
 
     def __str__(self) -> str:
         return f"tree={self.tokens}" + (f",tree_beams={self.beams}" if self.beams != BEAMS else "")
@@ -56,33 +51,24 @@ class Setting:
 
     Profiles, flags, benchmarks, calibration and replay all describe a policy by this type. `of` builds a setting from a
     policy table and drops default values, so that two settings are equal if they make the same decisions.
-
-    Attributes:
-        policy: a name in `POLICIES`.
-        values: (name, value) pairs that differ from the policy's defaults, in the order of the policy's fields.
-        once: in a hierarchy, whether the block is verified after a single round of the draft below; the policy then
-            only limits the block's length.
-        below: the setting of the draft below; None if no model drafts for this draft.
-        head: path or name of the acceptance head that the policy reads, if the draft has several; else None.
-        head_label: the name of ``head`` in tables.
-        tree: the size of the trees that the draft grows; None for chains.
-        parallel: whether the draft writes on while the target verifies, which takes a policy of `fixed_length`.
-        lookup: whether a lookup drafts in turn with the draft; only with the one that the target verifies.
-        earlier: of how many tokens of answers to earlier prompts that lookup copies too.
-        batches: of a draft alone, by how many texts are written at once, ascending from 2 on, what takes its place
-            from there on.
     """
 
-    policy: str
+    policy: str  # a name in `POLICIES`
+    # (name, value) pairs that differ from the policy's defaults, in the order of the policy's fields
     values: tuple[tuple[str, Any], ...] = ()
+    # in a hierarchy, whether the block is verified after a single round of the draft below; the policy then only limits
+    # the block's length
     once: bool = False
-    below: "Setting | None" = None
+    below: "Setting | None" = None  # the setting of the draft below; None if no model drafts for this draft
+    # path or name of the acceptance head that the policy reads, if the draft has several; else None
     head: str | None = None
-    head_label: str | None = field(default=None, compare=False)
-    tree: TreeSize | None = None
+    head_label: str | None = field(default=None, compare=False)  # the name of ``head`` in tables
+    tree: TreeSize | None = None  # the size of the trees that the draft grows; None for chains
+    # whether the draft writes on while the target verifies, which takes a policy of `fixed_length`
     parallel: Parallel | None = None
-    lookup: bool = False
-    earlier: int = 0
+    lookup: bool = False  # whether a lookup drafts in turn with the draft; only with the one that the target verifies
+    earlier: int = 0  # of how many tokens of answers to earlier prompts that lookup copies too
+    # of a draft alone, by how many texts are written at once, ascending from 2 on, what takes its place from there on
     batches: "tuple[tuple[int, Setting], ...]" = ()
 
     @classmethod
@@ -247,8 +233,7 @@ _DOUBTFUL = DraftStep(
     next_accept_prob=0.0,
     own_accept_prob=0.0,
 )
-NONE = Setting("none")
-"""Target-only decoding."""
+NONE = Setting("none")  # Target-only decoding
 
 
 def nested(levels: Sequence[Setting]) -> Setting:

@@ -6,10 +6,8 @@ from specctl.policies.estimators import RunningLine, WidthTimes
 from specctl.policies.round_times import COST_MEMORY, SPEED_MEMORY
 from specctl.records import Round
 
-LONGEST_RATED = 24
-"""Matches of this length and longer ones have one acceptance rate."""
-RATE_PRIOR = 4.0
-"""Observations after which a length's own rate weighs as much as what is expected without them."""
+LONGEST_RATED = 24  # Matches of this length and longer ones have one acceptance rate
+RATE_PRIOR = 4.0  # Observations after which a length's own rate weighs as much as what is expected without them
 
 
 class MatchRates:
@@ -47,14 +45,10 @@ class MatchRates:
         self._rates[length] = (self._accepted[length] + RATE_PRIOR * guess) / (self._verified[length] + RATE_PRIOR)
 
 
-LONGEST_COPY = 40
-"""The most tokens that are copied in a round."""
-PATIENT = 4
-"""Copying is weighed as far as the expectation has fallen for so many tokens."""
-DOUBTFUL = 0.1
-"""A copy whose first token is accepted less often is not weighed, which would take longer than it brings."""
-TIMED = 4
-"""Of the rounds without a copy every so many is timed: passes change slowly, and learning takes time too."""
+LONGEST_COPY = 40  # The most tokens that are copied in a round
+PATIENT = 4  # Copying is weighed as far as the expectation has fallen for so many tokens
+DOUBTFUL = 0.1  # A copy whose first token is accepted less often is not weighed, which would take longer than it brings
+TIMED = 4  # Of the rounds without a copy every so many is timed: passes change slowly, and learning takes time too
 CAUTION = 0.85
 """What is expected of a copy counts so much: of lengths that look good by chance more is expected than they bring."""
 PRICE, SPREAD = 0.1, 3
@@ -62,8 +56,7 @@ PRICE, SPREAD = 0.1, 3
 BOUNDS = 1, 2, 3, 5, 9
 """The least match lengths of the classes by which the model's drafts are learned; below them there is no match."""
 CLASSES = [sum(length >= bound for bound in BOUNDS) for length in range(max(BOUNDS))]
-CLASS_PRIOR = 6.0
-"""Rounds after which those of a class weigh as much as those of all classes."""
+CLASS_PRIOR = 6.0  # Rounds after which those of a class weigh as much as those of all classes
 CLASS_MEMORY, FORGOTTEN = 0.95, 0.98
 """Factors on the weight of a class's rounds with each round more of the class in which the model drafts, and in which
 the lookup does: a model that was of no use there is tried again."""

@@ -13,8 +13,7 @@ from specctl.profile.schema import SCHEMA_VERSION
 from specctl.profile.wording import Key, brief, did_you_mean, shown
 
 DEFAULT_PROFILE = "embedded"
-HERE = Path("profiles")
-"""The folder in the working directory where profiles are found by name."""
+HERE = Path("profiles")  # The folder in the working directory where profiles are found by name
 
 _PACKAGE = Path(__file__).parent.parent
 
@@ -149,22 +148,16 @@ _ASSIGNMENT = re.compile(rf"\s*({_KEY})\s*=")
 _SYNTAX_PLACE = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")
 
 
-_DEEPEST = 20
-"""The most levels of nested tables in a profile; a hierarchy has one for each draft."""
+_DEEPEST = 20  # The most levels of nested tables in a profile; a hierarchy has one for each draft
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One TOML file.
+    """One TOML file."""
 
-    Attributes:
-        path: the file.
-        table: its contents.
-        lines: line numbers, from 1, of the keys and tables that start a line; keys inside inline tables have none.
-    """
-
-    path: Path
-    table: dict[str, Any]
+    path: Path  # the file
+    table: dict[str, Any]  # its contents
+    # line numbers, from 1, of the keys and tables that start a line; keys inside inline tables have none
     lines: dict[Key, int]
 
     def place(self, key: Key) -> str:

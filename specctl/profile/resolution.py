@@ -44,15 +44,10 @@ class Layer:
 
 @dataclass(slots=True)
 class Layers:
-    """The merged values of all layers so far; later layers win.
+    """The merged values of all layers so far; later layers win."""
 
-    Attributes:
-        table: the merged values.
-        origins: where each key came from, tables included.
-    """
-
-    table: dict[str, Any] = field(default_factory=dict)
-    origins: dict[Key, str] = field(default_factory=dict)
+    table: dict[str, Any] = field(default_factory=dict)  # the merged values
+    origins: dict[Key, str] = field(default_factory=dict)  # where each key came from, tables included
 
     def lay(self, layer: Layer) -> None:
         """Merge a layer on top, table by table.
@@ -139,8 +134,7 @@ _NOT_KEYS = {"SPECCTL_PROFILE", "SPECCTL_DEBUG", "SPECCTL_API_KEY"}
 PAIR_POLICY = "cost-optimal"
 """The policy of a pair without a profile: it has no threshold to tune, and drafts almost nothing where drafting does
 not pay."""
-MODEL_FLAGS = {"target.model": "--target", "draft.model": "--draft"}
-"""The flags that name a model, by its key."""
+MODEL_FLAGS = {"target.model": "--target", "draft.model": "--draft"}  # The flags that name a model, by its key
 
 
 def environment_layer(environ: Mapping[str, str]) -> Layer:
@@ -290,33 +284,24 @@ def _kept_settings(files: Layers, merged: Layers) -> Iterator[Key]:
             yield policy
 
 
-BY_DEFAULT = "default"
-"""The origin of a value that was not given."""
+BY_DEFAULT = "default"  # The origin of a value that was not given
 APART = {"schema_version", "description", "draft", "provenance"}
 """The keys in which several profiles of a run may differ."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResolvedProfile:
-    """A checked profile and where its values came from.
+    """A checked profile and where its values came from."""
 
-    Attributes:
-        name: the name or path that was requested; the flags of a pair without a profile.
-        source: the profile file; None for a pair without a profile.
-        profile: the checked values.
-        origins: by dotted key: ``file:line``, ``environment NAME``, ``--set``, ``flag --NAME`` or ``default``.
-        outdated: sentences about values in the files that were meant for a model that an override replaces.
-        files: the profile file and those it extends.
-        notes: what a user should know about where the files were found.
-    """
-
-    name: str
-    source: Path | None
-    profile: Profile
+    name: str  # the name or path that was requested; the flags of a pair without a profile
+    source: Path | None  # the profile file; None for a pair without a profile
+    profile: Profile  # the checked values
+    # by dotted key: ``file:line``, ``environment NAME``, ``--set``, ``flag --NAME`` or ``default``
     origins: dict[str, str]
+    # sentences about values in the files that were meant for a model that an override replaces
     outdated: tuple[str, ...] = ()
-    files: tuple[Path, ...] = ()
-    notes: tuple[str, ...] = ()
+    files: tuple[Path, ...] = ()  # the profile file and those it extends
+    notes: tuple[str, ...] = ()  # what a user should know about where the files were found
 
     def unused(self, first: Profile) -> list[str]:
         """The dotted keys of its non-default values that differ from the profile that decides for several."""

@@ -71,25 +71,21 @@ def known_head(head: str) -> str:
     return head
 
 
-Verification = Literal["token", "block"]
-"""How the tokens of a sampled draft are verified."""
+Verification = Literal["token", "block"]  # How the tokens of a sampled draft are verified
 DEFAULT_POLICY = "svip"
 Token = Annotated[str, Field(pattern="^[0-9]{1,9}$")]
 """An id of the target's vocabulary, as a text: keys of tables are texts."""
 Repetition = Annotated[float, Field(ge=0.01, le=10)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
-Bias = Annotated[float, Field(ge=-100, le=100)]
-"""Added to logits, with OpenAI's bounds of the last two."""
-MOST_LOGPROBS = 20
-"""The most ids whose log-probabilities a result has at each token."""
+Bias = Annotated[float, Field(ge=-100, le=100)]  # Added to logits, with OpenAI's bounds of the last two
+MOST_LOGPROBS = 20  # The most ids whose log-probabilities a result has at each token
 FILTERS = ("top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "top_h")
 """The keys of a sampling table that say which tokens may be drawn, by their probabilities."""
 ABOUT_PROMPTS = ("encoder_repetition_penalty", "encoder_no_repeat_ngram_size")
 """Rules of a sampling table that depend only on the prompt; generation_config.json may have them too."""
 PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", *ABOUT_PROMPTS)
 """The keys of a sampling table that make tokens more or less likely, by what the text has."""
-GRAMMARS = ("json_schema", "regex", "grammar")
-"""The keys of a sampling table that say which texts there may be."""
+GRAMMARS = ("json_schema", "regex", "grammar")  # The keys of a sampling table that say which texts there may be
 
 
 def with_one_grammar(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -188,10 +184,8 @@ class PolicyTable(Table):
         return Setting.of({"name": self.name, **(self.model_extra or {})})
 
 
-IN_TARGET = "target:mtp"
-"""The model name of a draft head that is in the files of the model above it."""
-LOOKUP = "prompt:lookup"
-"""The model name of a draft that copies from the text so far."""
+IN_TARGET = "target:mtp"  # The model name of a draft head that is in the files of the model above it
+LOOKUP = "prompt:lookup"  # The model name of a draft that copies from the text so far
 
 
 def sources(model: object) -> tuple[object, bool]:
@@ -494,8 +488,7 @@ class DraftTable(ModelTable):
 
 SCHEMA_VERSION = 1
 Engine = Literal["auto", "eager", "static", "graph", "onnx"]
-COMPILED = ("auto", "static", "graph")
-"""The engines whose passes can be compiled."""
+COMPILED = ("auto", "static", "graph")  # The engines whose passes can be compiled
 
 
 class Profile(Table):

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from typing import Any
 
-Key = tuple[str, ...]
-"""A key path from the root of a profile."""
+Key = tuple[str, ...]  # A key path from the root of a profile
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 

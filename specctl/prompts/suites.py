@@ -31,14 +31,10 @@ class FormatError(ValueError):
 
 
 class Question(NamedTuple):
-    """A row of a data set as a prompt.
+    """A row of a data set as a prompt."""
 
-    Attributes:
-        data: an input record of ``generate`` with ``prompt`` or ``turns``.
-        category, id: None where the data set has none.
-    """
-
-    data: dict[str, Any]
+    data: dict[str, Any]  # an input record of ``generate`` with ``prompt`` or ``turns``
+    # category, id: None where the data set has none
     category: str | None = None
     id: str | None = None
 
@@ -55,15 +51,10 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class SuiteFormat:
-    """A named suite.
+    """A named suite."""
 
-    Attributes:
-        source: a data set on the hub, or the URL of a file of JSON lines.
-        question: turns a row into a prompt; raises FormatError for a row of another format.
-    """
-
-    source: Source | str
-    question: Callable[[Row], Question]
+    source: Source | str  # a data set on the hub, or the URL of a file of JSON lines
+    question: Callable[[Row], Question]  # turns a row into a prompt; raises FormatError for a row of another format
 
 
 def _text(row: Row, key: str) -> str:
@@ -160,16 +151,11 @@ NO_CATEGORY = "all"
 
 @dataclass(frozen=True, slots=True)
 class SuitePrompt:
-    """One prompt of a suite.
+    """One prompt of a suite."""
 
-    Attributes:
-        id: unique in its suite.
-        category: results are grouped by it.
-        data: an input record of ``generate`` with ``prompt``, ``messages`` or ``turns``, and its own settings.
-    """
-
-    id: str
-    category: str
+    id: str  # unique in its suite
+    category: str  # results are grouped by it
+    # an input record of ``generate`` with ``prompt``, ``messages`` or ``turns``, and its own settings
     data: dict[str, Any]
 
     def record(self, line: int) -> Record:
@@ -179,15 +165,11 @@ class SuitePrompt:
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """The prompts to run, in the order of their source.
-
-    Attributes:
-        sha256: hash of the prompts' ids, categories and texts, by which equal suites are recognised.
-    """
+    """The prompts to run, in the order of their source."""
 
     name: str
     prompts: tuple[SuitePrompt, ...]
-    sha256: str
+    sha256: str  # hash of the prompts' ids, categories and texts, by which equal suites are recognised
 
     def categories(self) -> list[str]:
         """The categories, in order of first appearance."""
@@ -195,20 +177,14 @@ class Suite:
 
 
 class Selection(TypedDict, total=False):
-    """Which prompts of a source to take; all of them by default.
+    """Which prompts of a source to take; all of them by default."""
 
-    Attributes:
-        categories: take only these categories.
-        samples_per_category: number of prompts to draw from each category; a smaller category is taken whole. With the
-            same seed, a larger sample contains every smaller one. Categories are drawn independently.
-        seed: of the samples; 0 by default.
-        limit: take only the first prompts that the other selections leave.
-    """
-
-    categories: Sequence[str]
+    categories: Sequence[str]  # take only these categories
+    # number of prompts to draw from each category; a smaller category is taken whole. With the same seed, a larger
+    # sample contains every smaller one. Categories are drawn independently.
     samples_per_category: int | None
-    seed: int
-    limit: int | None
+    seed: int  # of the samples; 0 by default
+    limit: int | None  # take only the first prompts that the other selections leave
 
 
 def suite_names() -> list[str]:
@@ -330,8 +306,7 @@ def _selected(
 
 
 OFFLINE_HINT = "without a network, read a local copy with --data FILE"
-TIMEOUT = 30.0
-"""Seconds to wait for the server."""
+TIMEOUT = 30.0  # Seconds to wait for the server
 
 
 def local_rows(path: Path) -> Iterator[tuple[int, Row]]:

@@ -16,37 +16,27 @@ from specctl.replay.play import replay
 from specctl.replay.traces import Judged, Recorded, Trace
 from specctl.statistics import Floats, fit_weights, sigmoid
 
-LEVELS = 12
-"""Number of classes, of equal size, into which tokens are sorted by their predicted acceptance."""
+LEVELS = 12  # Number of classes, of equal size, into which tokens are sorted by their predicted acceptance
 SURVIVALS = np.linspace(-6.0, 0.0, 61)
 """The grid of log S; S is the probability that all draft tokens of the round so far are accepted."""
-LONGEST = 40
-"""The longest draft of the rule."""
-USUAL = 12
-"""The longest draft over which the slope of a target pass is fitted."""
+LONGEST = 40  # The longest draft of the rule
+USUAL = 12  # The longest draft over which the slope of a target pass is fitted
 READS: frozenset[Signal] = frozenset({"entropy", "top_prob"})
 SMOOTHING = 3.0
-RIDGE = 1e-2
-"""A weak prior on the weights of the fitted acceptance."""
+RIDGE = 1e-2  # A weak prior on the weights of the fitted acceptance
 HALVINGS = 30
 
 
 @dataclass(slots=True)
 class Solved(Rule):
-    """Stops where the value of continuing is not above 0; it is tabulated over log S and the class of the last token.
+    """Stops where the value of continuing is not above 0; it is tabulated over log S and the class of the last token."""
 
-    Attributes:
-        weights: ``(4,)`` of 1, log-odds of the top probability, sqrt(entropy) and log of the token's index; their sum
-            is the logit of the token's acceptance.
-        cuts: ``(LEVELS - 1,)`` predicted acceptance at the borders between classes.
-        continuing: ``(61, LEVELS)`` value of drafting one more token, in tokens.
-        limit: the longest draft; 0 where not even the first token pays.
-    """
-
+    # ``(4,)`` of 1, log-odds of the top probability, sqrt(entropy) and log of the token's index; their sum is the logit
+    # of the token's acceptance
     weights: Floats
-    cuts: Floats
-    continuing: Floats
-    limit: int
+    cuts: Floats  # ``(LEVELS - 1,)`` predicted acceptance at the borders between classes
+    continuing: Floats  # ``(61, LEVELS)`` value of drafting one more token, in tokens
+    limit: int  # the longest draft; 0 where not even the first token pays
     signals: frozenset[Signal] = READS
     _survival: float = field(default=0.0, init=False)
 
@@ -157,21 +147,13 @@ def _linear(traces: Sequence[Trace], costs: CostTable) -> tuple[float, float, fl
 
 
 class _Acceptance(NamedTuple):
-    """The distribution of acceptance in a round; `best_stopping` explains a, T and the classes.
+    """The distribution of acceptance in a round; `best_stopping` explains a, T and the classes."""
 
-    Attributes:
-        accepted: a, ``(LEVELS,)``.
-        follows: T, ``(LEVELS, LEVELS)``.
-        first: ``(LEVELS,)`` share of each class among the first tokens of rounds.
-        longest: the longest draft.
-        one_step: count only the gain of the next token.
-    """
-
-    accepted: Floats
-    follows: Floats
-    first: Floats
-    longest: int
-    one_step: bool
+    accepted: Floats  # a, ``(LEVELS,)``
+    follows: Floats  # T, ``(LEVELS, LEVELS)``
+    first: Floats  # ``(LEVELS,)`` share of each class among the first tokens of rounds
+    longest: int  # the longest draft
+    one_step: bool  # count only the gain of the next token
 
 
 def _solve(acceptance: _Acceptance, price: float) -> tuple[Floats, float]:

@@ -17,17 +17,14 @@ from specctl.statistics import Floats
 
 @dataclass(slots=True)
 class Level:
-    """The rounds of one draft on one sequence, as columns of equal length.
+    """The rounds of one draft on one sequence, as columns of equal length."""
 
-    Attributes:
-        starts: generated tokens before each round; tokens collected in the block count for an inner round.
-        drafted, accepted: tokens of each round.
-        copied: how many of the drafted tokens a lookup copied; empty where none were copied in any round.
-    """
-
+    # generated tokens before each round; tokens collected in the block count for an inner round
     starts: list[int] = field(default_factory=list)
+    # drafted, accepted: tokens of each round
     drafted: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
+    # how many of the drafted tokens a lookup copied; empty where none were copied in any round
     copied: list[int] = field(default_factory=list)
 
 
@@ -85,10 +82,8 @@ class Clock(Protocol):
         """
 
 
-DIGITS = 4
-"""Decimals of milliseconds where a table is shown."""
-EVERY = 32
-"""Tokens of context within which passes over several texts have one price."""
+DIGITS = 4  # Decimals of milliseconds where a table is shown
+EVERY = 32  # Tokens of context within which passes over several texts have one price
 _Array = PlainValidator(lambda values: np.array(values, dtype=np.float64))
 Times = Annotated[Floats, _Array, PlainSerializer(lambda times: times.tolist())]
 Counts = Annotated[Floats, _Array, PlainSerializer(lambda counts: counts.astype(int).tolist())]
@@ -104,36 +99,27 @@ class CostTable:
     """Milliseconds of a round's two phases, by tokens in the caches and by draft length.
 
     In a hierarchy there is one table for each draft, timed with its verifier.
-
-    Attributes:
-        contexts: ``(C,)`` tokens in the caches, ascending.
-        lengths: ``(K,)`` draft lengths, ascending from 0.
-        draft_ms: ``(C, K)`` time of drafting without reading signals; in a hierarchy without the drafts below.
-        verify_ms: ``(C, K)`` time of verification: a pass one token wider than the draft, and the verdict.
-        signal_ms: by `signal_key`, the time that reading these signals adds for each drafted token.
-        overhead_ms: time of a round outside its two phases.
-        below: in a hierarchy, the table of the next draft with this one as its verifier.
-        reading_ms: in a hierarchy, by `signal_key`, the time that reading this draft's signals adds to each pass in
-            which it verifies the next draft.
-        head_ms: by name, the time that each of several heads of the draft adds for each drafted token; ``signal_ms``
-            contains the first head's time.
-        catch_up_ms: by number of tokens, the time that a draft takes to read them before its first step. It missed
-            them while no draft was wanted. Interpolated, and in proportion beyond.
-        batches: by the number of texts, the table of rounds in which they draft and are verified together:
-            ``draft_ms`` is the time of all draft passes, ``verify_ms`` that of one pass over all drafts. Interpolated
-            between the numbers, and in proportion beyond.
     """
 
-    contexts: Counts
-    lengths: Annotated[Counts, Field(alias="draft_lengths")]
-    draft_ms: Times
-    verify_ms: Times
-    signal_ms: dict[str, float]
-    overhead_ms: float
-    below: "CostTable | None" = None
+    contexts: Counts  # ``(C,)`` tokens in the caches, ascending
+    lengths: Annotated[Counts, Field(alias="draft_lengths")]  # ``(K,)`` draft lengths, ascending from 0
+    draft_ms: Times  # ``(C, K)`` time of drafting without reading signals; in a hierarchy without the drafts below
+    verify_ms: Times  # ``(C, K)`` time of verification: a pass one token wider than the draft, and the verdict
+    signal_ms: dict[str, float]  # by `signal_key`, the time that reading these signals adds for each drafted token
+    overhead_ms: float  # time of a round outside its two phases
+    below: "CostTable | None" = None  # in a hierarchy, the table of the next draft with this one as its verifier
+    # in a hierarchy, by `signal_key`, the time that reading this draft's signals adds to each pass in which it verifies
+    # the next draft
     reading_ms: dict[str, float] = field(default_factory=dict)
+    # by name, the time that each of several heads of the draft adds for each drafted token; ``signal_ms`` contains the
+    # first head's time
     head_ms: dict[str, float] = field(default_factory=dict)
+    # by number of tokens, the time that a draft takes to read them before its first step. It missed them while no draft
+    # was wanted. Interpolated, and in proportion beyond.
     catch_up_ms: dict[int, float] = field(default_factory=dict)
+    # by the number of texts, the table of rounds in which they draft and are verified together: ``draft_ms`` is the
+    # time of all draft passes, ``verify_ms`` that of one pass over all drafts. Interpolated between the numbers, and in
+    # proportion beyond.
     batches: "dict[int, CostTable]" = field(default_factory=dict)
 
     @classmethod

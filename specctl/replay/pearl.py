@@ -50,22 +50,15 @@ def rounds_in_turns(stretch: int, block: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """How long texts would take with one draft length.
+    """How long texts would take with one draft length."""
 
-    Attributes:
-        parallel: whether target and draft work at the same time, else in turns.
-        block: K, the tokens that the draft writes in each step.
-        ratio: whether K is t_target / t_draft, rounded; else it is the fastest.
-        steps, tokens: target passes, and tokens of the texts.
-        milliseconds: of all steps.
-    """
-
-    parallel: bool
-    block: int
-    ratio: bool
+    parallel: bool  # whether target and draft work at the same time, else in turns
+    block: int  # K, the tokens that the draft writes in each step
+    ratio: bool  # whether K is t_target / t_draft, rounded; else it is the fastest
+    # steps, tokens: target passes, and tokens of the texts
     steps: int
     tokens: int
-    milliseconds: float
+    milliseconds: float  # of all steps
 
     @property
     def tokens_per_second(self) -> float:

@@ -79,22 +79,16 @@ class ChainedReplay:
 
 
 class Player(NamedTuple):
-    """One draft in a replay.
+    """One draft in a replay."""
 
-    Attributes:
-        policy: when the draft stops.
-        once: of a middle draft, whether its block is verified after one inner round.
-        clock: times of the rounds in which its blocks are verified; None for rounds that take no time.
-        chaining: of a first draft in a chain with a lookup.
-        wait: of a draft alone whose passes several texts share, called before each draft token. It receives the number
-            of tokens before the token and how many the draft reads first. ``clock`` then returns the shares of all
-            passes since it was last called.
-    """
-
-    policy: StoppingPolicy
-    once: bool = False
+    policy: StoppingPolicy  # when the draft stops
+    once: bool = False  # of a middle draft, whether its block is verified after one inner round
+    # times of the rounds in which its blocks are verified; None for rounds that take no time
     clock: Clock | None = None
-    chaining: Chaining | None = None
+    chaining: Chaining | None = None  # of a first draft in a chain with a lookup
+    # of a draft alone whose passes several texts share, called before each draft token. It receives the number of
+    # tokens before the token and how many the draft reads first. ``clock`` then returns the shares of all passes since
+    # it was last called.
     wait: Callable[[int, int], None] | None = None
 
 
@@ -294,17 +288,11 @@ def replay_levels(players: Sequence[Player], traces: Iterable[Trace], eos: Set[i
 
 @dataclass(frozen=True, slots=True)
 class PassShare:
-    """A text's part in a pass.
+    """A text's part in a pass."""
 
-    Attributes:
-        context: tokens that are cached before it.
-        drafted: in a verification, how many draft tokens are read besides the newest token.
-        unread: in a draft's pass, how many tokens of the text are read first.
-    """
-
-    context: int
-    drafted: int = 0
-    unread: int = 0
+    context: int  # tokens that are cached before it
+    drafted: int = 0  # in a verification, how many draft tokens are read besides the newest token
+    unread: int = 0  # in a draft's pass, how many tokens of the text are read first
 
     @property
     def size(self) -> float:
@@ -313,18 +301,12 @@ class PassShare:
 
 @dataclass(slots=True)
 class PricedPasses:
-    """Passes over several texts that take no time: each text receives its share of the seconds that they would take.
+    """Passes over several texts that take no time: each text receives its share of the seconds that they would take."""
 
-    Attributes:
-        costs: of the machine.
-        signals: read of each drafted token.
-        verifies: whether they read drafts; else they write a token of each text.
-        count, seconds: passes so far, and what they took with the rest of their rounds.
-    """
-
-    costs: CostTable
-    signals: Set[Signal]
-    verifies: bool
+    costs: CostTable  # of the machine
+    signals: Set[Signal]  # read of each drafted token
+    verifies: bool  # whether they read drafts; else they write a token of each text
+    # count, seconds: passes so far, and what they took with the rest of their rounds
     count: int = 0
     seconds: float = 0.0
 
@@ -346,18 +328,12 @@ class PricedPasses:
 
 @dataclass(slots=True)
 class BatchReplay:
-    """Texts that were replayed together.
+    """Texts that were replayed together."""
 
-    Attributes:
-        replays: of the texts, in the order in which they ended.
-        shares: of each text, its seconds.
-        seconds: of all rounds.
-        draft_passes, verifications: how many.
-    """
-
-    replays: list[Replay] = field(default_factory=list)
-    shares: list[float] = field(default_factory=list)
-    seconds: float = 0.0
+    replays: list[Replay] = field(default_factory=list)  # of the texts, in the order in which they ended
+    shares: list[float] = field(default_factory=list)  # of each text, its seconds
+    seconds: float = 0.0  # of all rounds
+    # draft_passes, verifications: how many
     draft_passes: int = 0
     verifications: int = 0
 
@@ -370,8 +346,7 @@ class BatchReplay:
         return self.tokens / self.seconds
 
 
-Played = tuple[Replay, float]
-"""A text's rounds, and the seconds of its shares of passes."""
+Played = tuple[Replay, float]  # A text's rounds, and the seconds of its shares of passes
 
 
 class _Shares:

@@ -18,25 +18,17 @@ from specctl.replay.traces import Trace
 
 @dataclass(frozen=True, slots=True)
 class TraceHeader:
-    """How the traces of a file were recorded.
+    """How the traces of a file were recorded."""
 
-    Attributes:
-        depth: the longest draft that can be replayed on them.
-        eos: ids that end a sequence.
-        signals: the signals that were recorded.
-        provenance: profile, suite, sampling, devices and versions.
-        heads: names of the draft's heads; empty if only the profile's own head was recorded, or none.
-        verification: how replayed draft tokens are verified, where they are drawn.
-        disco: for each draft its DISCO heads by name, its usual one first; empty without any. Their predictions depend
-            on where a round began, so replay computes them.
-    """
-
-    depth: int
-    eos: list[int]
-    signals: list[Signal]
-    provenance: dict[str, Any]
+    depth: int  # the longest draft that can be replayed on them
+    eos: list[int]  # ids that end a sequence
+    signals: list[Signal]  # the signals that were recorded
+    provenance: dict[str, Any]  # profile, suite, sampling, devices and versions
+    # names of the draft's heads; empty if only the profile's own head was recorded, or none
     heads: list[str] = field(default_factory=list)
-    verification: Verification = "token"
+    verification: Verification = "token"  # how replayed draft tokens are verified, where they are drawn
+    # for each draft its DISCO heads by name, its usual one first; empty without any. Their predictions depend on where
+    # a round began, so replay computes them.
     disco: list[dict[str, DiscoPredictor]] = field(default_factory=list)
 
     def disco_of(self, head: str | None) -> list[DiscoPredictor | None]:
@@ -47,34 +39,23 @@ class TraceHeader:
 
 @dataclass(frozen=True, slots=True)
 class TracedPrompt:
-    """A prompt with the traces of its turns, on one line, so that a file contains all turns of a prompt or none.
+    """A prompt with the traces of its turns, on one line, so that a file contains all turns of a prompt or none."""
 
-    Attributes:
-        prompt: the prompt's id.
-        record: the input record, so that the prompt can be run again.
-        turns: one trace for each turn.
-    """
-
-    prompt: str
-    record: dict[str, Any]
-    turns: list[Trace]
+    prompt: str  # the prompt's id
+    record: dict[str, Any]  # the input record, so that the prompt can be run again
+    turns: list[Trace]  # one trace for each turn
 
 
 @dataclass(slots=True)
 class TraceSet:
-    """A whole trace file.
-
-    Attributes:
-        records: by prompt id, the input record, so that the prompt can be run again.
-        costs: the measured costs; None before they are measured.
-        failures: by prompt id, why the prompt could not be run.
-    """
+    """A whole trace file."""
 
     header: TraceHeader
     traces: list[Trace] = field(default_factory=list)
+    # by prompt id, the input record, so that the prompt can be run again
     records: dict[str, dict[str, Any]] = field(default_factory=dict)
-    costs: CostTable | None = None
-    failures: dict[str, str] = field(default_factory=dict)
+    costs: CostTable | None = None  # the measured costs; None before they are measured
+    failures: dict[str, str] = field(default_factory=dict)  # by prompt id, why the prompt could not be run
 
     @property
     def prompts(self) -> list[str]:

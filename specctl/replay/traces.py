@@ -47,27 +47,21 @@ from specctl.records import DraftStep
 
 @dataclass(frozen=True, slots=True)
 class DraftSteps:
-    """Draft tokens at consecutive positions with their signals, as columns as long as ``tokens``.
+    """Draft tokens at consecutive positions with their signals, as columns as long as ``tokens``."""
 
-    Attributes:
-        tokens: ids.
-        entropy, top_prob, token_prob: as in `specctl.records.DraftStep`.
-        accept_prob: what the draft's head predicts for the token fed just before the position; None without a head.
-        further: by name, the predictions of the draft's other heads.
-        next_accept_prob: what a draft head predicts for the token that it would draft next; None if it does not.
-        top_probs: the `TOP_PROBS` largest probabilities at each position; None without a DISCO head.
-        agreement: see `with_agreement`.
-    """
-
-    tokens: list[int]
+    tokens: list[int]  # ids
+    # entropy, top_prob, token_prob: as in `specctl.records.DraftStep`
     entropy: list[float]
     top_prob: list[float]
     token_prob: list[float]
+    # what the draft's head predicts for the token fed just before the position; None without a head
     accept_prob: list[float] | None = None
-    further: dict[str, list[float]] | None = None
+    further: dict[str, list[float]] | None = None  # by name, the predictions of the draft's other heads
+    # what a draft head predicts for the token that it would draft next; None if it does not
     next_accept_prob: list[float] | None = None
+    # the `TOP_PROBS` largest probabilities at each position; None without a DISCO head
     top_probs: list[list[float]] | None = None
-    agreement: list[float] | None = None
+    agreement: list[float] | None = None  # see `with_agreement`
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -141,24 +135,16 @@ def draft_steps(tokens: list[int], columns: list[list[float]], predictors: Itera
 
 
 class Judged(NamedTuple):
-    """Draft tokens at consecutive positions with the verdicts on them.
+    """Draft tokens at consecutive positions with the verdicts on them."""
 
-    Attributes:
-        steps: the tokens with their signals.
-        accepted: whether verification accepts each, once it has accepted those before it in the round.
-        outcomes: the probability of that; in greedy decoding 1 or 0.
-        indices: the number of each token in its round, from 1; all 1 where a token does not depend on where its round
-            began, so that any of them may be the first.
-        predictions: what the draft's head predicts for each token; None where that is not known.
-        own_predictions: what a DISCO head predicts.
-    """
-
-    steps: DraftSteps
-    accepted: Sequence[bool]
-    outcomes: Sequence[float]
+    steps: DraftSteps  # the tokens with their signals
+    accepted: Sequence[bool]  # whether verification accepts each, once it has accepted those before it in the round
+    outcomes: Sequence[float]  # the probability of that; in greedy decoding 1 or 0
+    # the number of each token in its round, from 1; all 1 where a token does not depend on where its round began, so
+    # that any of them may be the first
     indices: Sequence[int]
-    predictions: Sequence[float | None]
-    own_predictions: Sequence[float | None]
+    predictions: Sequence[float | None]  # what the draft's head predicts for each token; None where that is not known
+    own_predictions: Sequence[float | None]  # what a DISCO head predicts
 
     @classmethod
     def of(
@@ -177,15 +163,11 @@ class Judged(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TokenChances:
-    """Acceptance probabilities of tokens that are verified one by one, once those before them are accepted.
-
-    Attributes:
-        along: of the shared token at each position; empty if rounds share none.
-        branches: of each branch, of the tokens that verification judges; empty if it judges shared ones only.
-    """
+    """Acceptance probabilities of tokens that are verified one by one, once those before them are accepted."""
 
     in_blocks: ClassVar[Literal[False]] = False
-    along: list[float]
+    along: list[float]  # of the shared token at each position; empty if rounds share none
+    # of each branch, of the tokens that verification judges; empty if it judges shared ones only
     branches: list[list[float]]
 
     def of_round(self, start: int, shared: int, branch: int | None, count: int) -> tuple[float, ...]:
@@ -209,14 +191,10 @@ class TokenChances:
 
 @dataclass(frozen=True, slots=True)
 class BlockChances:
-    """Of n consecutive draft tokens from the first of their round; `rows.host_verdict.passing` explains w and h.
+    """Of n consecutive draft tokens from the first of their round; `rows.host_verdict.passing` explains w and h."""
 
-    Attributes:
-        weights: w_1 to w_n: given the first i tokens alone, the probability that these or more are accepted.
-        passing: h_0 to h_(n-1), h_0 = 1: the probability that the first i tokens pass, if the draft continues.
-    """
-
-    weights: list[float]
+    weights: list[float]  # w_1 to w_n: given the first i tokens alone, the probability that these or more are accepted
+    # h_0 to h_(n-1), h_0 = 1: the probability that the first i tokens pass, if the draft continues
     passing: list[float]
 
     def of_round(self, count: int) -> tuple[float, ...]:
@@ -237,16 +215,12 @@ class BlockChances:
 
 @dataclass(frozen=True, slots=True)
 class RoundChances:
-    """`TokenChances` of tokens that are verified as blocks: they depend on where the round began.
-
-    Attributes:
-        starts: of the shared tokens of the round that begins at each position; empty if rounds share none.
-        branches: of the tokens of each branch.
-    """
+    """`TokenChances` of tokens that are verified as blocks: they depend on where the round began."""
 
     in_blocks: ClassVar[Literal[True]] = True
+    # of the shared tokens of the round that begins at each position; empty if rounds share none
     starts: list[BlockChances]
-    branches: list[BlockChances]
+    branches: list[BlockChances]  # of the tokens of each branch
 
     def of_round(self, start: int, shared: int, branch: int | None, count: int) -> tuple[float, ...]:  # noqa: ARG002
         """Of the tokens of a draft of ``count``."""
@@ -267,34 +241,28 @@ class Recorded:
     """The rounds of a draft along a text of N tokens, written by the target or, in a hierarchy, by the draft above.
 
     Trace files hold it as it is.
-
-    Attributes:
-        accepted_runs: of the round that begins at each of the N positions, and at the end, the number of tokens that
-            are accepted before one is rejected, if it is long enough.
-        shared: of each of these rounds, how many of its first tokens stand in ``along``.
-        tails: of each of these rounds, the number of the branch that follows; None if no further token is recorded.
-        branches: consecutive tokens, as many as were recorded.
-        along: the shared token at each of the N positions; None if rounds share none.
-        chances: acceptance probabilities when sampling; None in greedy decoding, for a draft below another one, and
-            where tokens are drawn independently of the text's.
-        below: in a hierarchy, what the next draft drafts along ``along``, given the text before each position.
-        branches_below: in a hierarchy, what the next draft drafts along each branch; empty if nothing was recorded.
-        longest: the most tokens that the draft can draft in a round; None for any number.
-        reach: R, where the draft's context ends within the token limit: it drafts no token at position R or after it.
-            What is recorded by position then covers only the first R. None where it does not end.
-        disco: computes what a policy reads of the steps; files hold it once, in their header.
     """
 
+    # of the round that begins at each of the N positions, and at the end, the number of tokens that are accepted before
+    # one is rejected, if it is long enough
     accepted_runs: list[int]
-    shared: list[int]
+    shared: list[int]  # of each of these rounds, how many of its first tokens stand in ``along``
+    # of each of these rounds, the number of the branch that follows; None if no further token is recorded
     tails: list[int | None]
-    branches: list[DraftSteps]
-    along: DraftSteps | None = None
+    branches: list[DraftSteps]  # consecutive tokens, as many as were recorded
+    along: DraftSteps | None = None  # the shared token at each of the N positions; None if rounds share none
+    # acceptance probabilities when sampling; None in greedy decoding, for a draft below another one, and where tokens
+    # are drawn independently of the text's
     chances: TokenChances | RoundChances | None = None
+    # in a hierarchy, what the next draft drafts along ``along``, given the text before each position
     below: "Recorded | None" = None
+    # in a hierarchy, what the next draft drafts along each branch; empty if nothing was recorded
     branches_below: "list[Recorded]" = field(default_factory=list)
-    longest: int | None = None
+    longest: int | None = None  # the most tokens that the draft can draft in a round; None for any number
+    # R, where the draft's context ends within the token limit: it drafts no token at position R or after it. What is
+    # recorded by position then covers only the first R. None where it does not end.
     reach: int | None = None
+    # computes what a policy reads of the steps; files hold it once, in their header
     disco: Annotated[DiscoPredictor | None, Field(exclude=True)] = field(default=None, compare=False)
 
     def room(self, start: int, budget: int) -> int:
@@ -543,26 +511,18 @@ def _joined(trunk: Recorded, branch: Recorded, first: int) -> Recorded:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """One generated sequence with everything that a policy could have read while it was generated.
+    """One generated sequence with everything that a policy could have read while it was generated."""
 
-    Attributes:
-        prompt, category, turn: the prompt's id and category, and the number of the turn that was generated.
-        prompt_tokens: length of the prompt.
-        limit: the token limit in force.
-        tokens: N ids, the text that the target wrote.
-        draft: what the first draft drafts along this text.
-        prefill_ms: time in which all models read the prompt, in milliseconds.
-        prompt_ids: of the prompt, from which a lookup in a chain copies; empty where they are not known.
-    """
-
+    # prompt, category, turn: the prompt's id and category, and the number of the turn that was generated
     prompt: str
     category: str
     turn: int
-    prompt_tokens: int
-    limit: int
-    tokens: list[int]
-    draft: Recorded
-    prefill_ms: float
+    prompt_tokens: int  # length of the prompt
+    limit: int  # the token limit in force
+    tokens: list[int]  # N ids, the text that the target wrote
+    draft: Recorded  # what the first draft drafts along this text
+    prefill_ms: float  # time in which all models read the prompt, in milliseconds
+    # of the prompt, from which a lookup in a chain copies; empty where they are not known
     prompt_ids: list[int] = field(default_factory=list)
 
     def of_predictor(self, name: str | None) -> "Trace":

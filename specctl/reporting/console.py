@@ -12,8 +12,7 @@ from rich.text import Text
 from specctl.printable import one_line
 from specctl.reporting.table import Table, as_text
 
-_FOLDED = 28
-"""The least width of a label that is folded."""
+_FOLDED = 28  # The least width of a label that is folded
 _PIECES = re.compile(r"[^,:(]+[,:(]?|[,:(]")
 
 

@@ -20,8 +20,7 @@ from specctl.reporting.style import Picture, style
 from specctl.reporting.table import DEFINITIONS, Table, as_markdown, inert
 from specctl.reporting.words import READING, meanings
 
-REPORT_FILES = ("report.md", "report.html", "*.png", "*.svg")
-"""Patterns of the names that `write_document` writes."""
+REPORT_FILES = ("report.md", "report.html", "*.png", "*.svg")  # Patterns of the names that `write_document` writes
 PIXELS_PER_INCH = 160
 _CSS = """
 :root { color-scheme: light; }

@@ -5,22 +5,15 @@ from typing import NamedTuple
 
 from specctl.statistics import Interval, is_clear
 
-MOST_NAMED = 4
-"""Of candidates that are level, how many are named."""
+MOST_NAMED = 4  # Of candidates that are level, how many are named
 
 
 class Placed(NamedTuple):
-    """One of those that are compared.
+    """One of those that are compared."""
 
-    Attributes:
-        name: in words.
-        speedup: over target-only decoding.
-        distance: the speed of the fastest over its own, from the runs of both on the same prompts.
-    """
-
-    name: str
-    speedup: Interval
-    distance: Interval
+    name: str  # in words
+    speedup: Interval  # over target-only decoding
+    distance: Interval  # the speed of the fastest over its own, from the runs of both on the same prompts
 
 
 def times(interval: Interval) -> str:

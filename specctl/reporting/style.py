@@ -32,8 +32,7 @@ PALETTE = (
     "#000000",
 )
 _Box = tuple[float, float, float, float]
-_LINE = 10.0
-"""Height of a label in points."""
+_LINE = 10.0  # Height of a label in points
 MARKERS = "osD^vP*Xhp"
 _STYLE: dict[str, Any] = {
     "font.size": 9.0,

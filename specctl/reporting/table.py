@@ -12,19 +12,14 @@ from specctl.printable import one_line
 from specctl.statistics import Interval
 
 UNKNOWN = "-"
-UP, DOWN = " ↑", " ↓"
-"""Mark the heading of a column in which higher, or lower, is better."""
+UP, DOWN = " ↑", " ↓"  # Mark the heading of a column in which higher, or lower, is better
 Item = TypeVar("Item")
 Columns = Mapping[str, Callable[[Item], object]]
 """Names of `COLUMNS`, each with what gives the value of an item: text that is ready, None if unknown, or a number."""
-BLOCK = "█"
-"""What bars of a table are drawn with."""
-DEFINITIONS = "`specctl words` explains columns."
-"""Stands in the note of the first table of a command."""
-WIDE = 120
-"""Characters of a plain line from which on headings are broken into several lines."""
-_JOINED = "\N{NO-BREAK SPACE}"
-"""Keeps an arrow on the line of its heading's last word."""
+BLOCK = "█"  # What bars of a table are drawn with
+DEFINITIONS = "`specctl words` explains columns."  # Stands in the note of the first table of a command
+WIDE = 120  # Characters of a plain line from which on headings are broken into several lines
+_JOINED = "\N{NO-BREAK SPACE}"  # Keeps an arrow on the line of its heading's last word
 _PLACEHOLDER = re.compile(r"\b(?:NAME|N)\b")
 _MARKUP = re.compile(r"[\\`*|]|<(?=[\w/!?])|\](?=[(:])|&(?=[\w#])|(?<![^\W_])_|_(?![^\W_])|#$")
 """Characters that would begin or end code, emphasis, a cell, a heading, HTML, a link or an entity."""
@@ -55,15 +50,10 @@ def fixed(decimals: int) -> Callable[[Any], str]:
 
 
 class Column(NamedTuple):
-    """How a column is shown in every table that has it; docs/words.md says what it means.
+    """How a column is shown in every table that has it; docs/words.md says what it means."""
 
-    Attributes:
-        better: whether its heading is marked with `UP`, `DOWN` or nothing.
-        cell: makes the text of a known value.
-    """
-
-    better: str
-    cell: Callable[[Any], str]
+    better: str  # whether its heading is marked with `UP`, `DOWN` or nothing
+    cell: Callable[[Any], str]  # makes the text of a known value
 
 
 COLUMNS = {
@@ -137,23 +127,14 @@ def stands_for(word: str, name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Cells ready to be shown.
+    """Cells ready to be shown."""
 
-    Attributes:
-        title: of the table; the whole message where there are no columns.
-        columns: headings.
-        rows: cells, each row as long as ``columns``.
-        labels: how many leading columns contain words; the others contain numbers.
-        note: what a reader needs to know about these numbers.
-        alarm: whether it reports something that must not be overlooked.
-    """
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    labels: int = 1
-    note: str = ""
-    alarm: bool = False
+    title: str  # of the table; the whole message where there are no columns
+    columns: tuple[str, ...]  # headings
+    rows: tuple[tuple[str, ...], ...]  # cells, each row as long as ``columns``
+    labels: int = 1  # how many leading columns contain words; the others contain numbers
+    note: str = ""  # what a reader needs to know about these numbers
+    alarm: bool = False  # whether it reports something that must not be overlooked
 
     @classmethod
     def of(cls, title: str, columns: Columns[Item], items: Iterable[Item], **more: Any) -> "Table":

@@ -98,52 +98,32 @@ class Spellings:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A token where it stands in an answer.
+    """A token where it stands in an answer."""
 
-    Attributes:
-        text: what it adds, whole characters: of several tokens that are one character, the last one adds it.
-        start: characters before it.
-        first: whether no token with text stands before it, prompt included.
-        logprob: its log-probability, if it was asked for.
-    """
-
-    text: str
-    start: int
-    first: bool
-    logprob: TokenLogprobs | None
+    text: str  # what it adds, whole characters: of several tokens that are one character, the last one adds it
+    start: int  # characters before it
+    first: bool  # whether no token with text stands before it, prompt included
+    logprob: TokenLogprobs | None  # its log-probability, if it was asked for
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What is new of an answer.
+    """What is new of an answer."""
 
-    Attributes:
-        text: whole characters, and nothing that may begin a stop string.
-        logprobs: tokens whose text has been sent by now, with log-probabilities.
-        rounds: each with what its tokens add.
-    """
-
-    text: str
-    logprobs: Sequence[Placed] = ()
-    rounds: Sequence[tuple[Round, Sequence[str]]] = ()
+    text: str  # whole characters, and nothing that may begin a stop string
+    logprobs: Sequence[Placed] = ()  # tokens whose text has been sent by now, with log-probabilities
+    rounds: Sequence[tuple[Round, Sequence[str]]] = ()  # each with what its tokens add
 
 
 @dataclass(slots=True)
 class AnswerText:
-    """Takes rounds and gives pieces, whose texts are together the completion's.
+    """Takes rounds and gives pieces, whose texts are together the completion's."""
 
-    Attributes:
-        tokenizer: the target's.
-        prompt: its ids.
-        stops: the stop strings.
-        ends: ids that end the text.
-        logprobs, rounds: whether pieces have some.
-    """
-
-    tokenizer: Tokenizer
-    prompt: Sequence[int]
-    stops: Sequence[str]
-    ends: Set[int] = NO_ENDS
+    tokenizer: Tokenizer  # the target's
+    prompt: Sequence[int]  # its ids
+    stops: Sequence[str]  # the stop strings
+    ends: Set[int] = NO_ENDS  # ids that end the text
+    # logprobs, rounds: whether pieces have some
     logprobs: bool = False
     rounds: bool = False
     _text: str = ""
@@ -277,22 +257,15 @@ _IDS, _NUMBERS = token_hex(12), count(1)
 
 @dataclass(slots=True)
 class AnswerBody:
-    """Makes the documents of one answer.
+    """Makes the documents of one answer."""
 
-    Attributes:
-        chat: whether it answers a chat.
-        model: as it is served.
-        spellings: of tokens.
-        logprobs, rounds: whether documents have them.
-        with_usage: whether a stream ends with token counts.
-    """
-
-    chat: bool
-    model: str
-    spellings: Spellings
+    chat: bool  # whether it answers a chat
+    model: str  # as it is served
+    spellings: Spellings  # of tokens
+    # logprobs, rounds: whether documents have them
     logprobs: bool = False
     rounds: bool = False
-    with_usage: bool = False
+    with_usage: bool = False  # whether a stream ends with token counts
     id: str = field(default_factory=lambda: f"{_IDS}{next(_NUMBERS):08x}")
     _created: int = field(default_factory=lambda: int(time.time()))
     _around: tuple[str, str] | None = None  # a piece's text, in documents that have nothing else of their own

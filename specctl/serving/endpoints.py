@@ -194,8 +194,7 @@ def _no_number(text: str) -> float:
     raise ValueError(f"{text} is not a number that JSON can hold")
 
 
-LONG = 1 << 16
-"""Bytes of a body that takes long enough to tokenise that others are not to wait for it."""
+LONG = 1 << 16  # Bytes of a body that takes long enough to tokenise that others are not to wait for it
 
 
 class Endpoints:

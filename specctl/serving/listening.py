@@ -85,10 +85,8 @@ SPARE_CONNECTIONS = 256
 """Beyond those whose requests wait or are answered: for requests that are refused, and for metrics."""
 SWITCH_SECONDS = 5e-4
 """After how long the models' thread lets pieces be sent, where it computes in Python: Python's own 5 ms are a round."""
-DATE_SECONDS = 1.0
-"""For which answers name the same time."""
-LAST_SECONDS = 5.0
-"""How long a pass under way is waited for when a second signal ends the program."""
+DATE_SECONDS = 1.0  # For which answers name the same time
+LAST_SECONDS = 5.0  # How long a pass under way is waited for when a second signal ends the program
 
 
 def bound(host: str, port: int) -> socket.socket:

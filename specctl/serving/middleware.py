@@ -117,8 +117,7 @@ def _sends(content: bytes, kind: str) -> Callable[[Request], Awaitable[Response]
     return send
 
 
-OPEN = frozenset({"/health", *FILES})
-"""Paths that need no key."""
+OPEN = frozenset({"/health", *FILES})  # Paths that need no key
 
 
 class AccessLog:

@@ -14,8 +14,7 @@ from specctl.profile.wording import did_you_mean
 from specctl.record_settings import FOREIGN, NAMES, TOOLS, asks_for_nothing, switched_off
 from specctl.serving.text_thread import BusyError, ClosedError
 
-RETRY_SECONDS = 1
-"""What a client is asked to wait when too many requests wait."""
+RETRY_SECONDS = 1  # What a client is asked to wait when too many requests wait
 _OURS = frozenset({"failed_pass", "out_of_memory", "not_a_number", "worker_died"})
 """Kinds of a `RecordError` that are not the fault of the request."""
 _NO_TEXT = frozenset({"grammar_failed", "unfit_text"})

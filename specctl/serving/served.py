@@ -24,21 +24,15 @@ from specctl.text_engine.processes import ProcessEngine
 
 @dataclass(frozen=True, slots=True)
 class PairFacts:
-    """What has to be known of a pair by a process that has not loaded it.
+    """What has to be known of a pair by a process that has not loaded it."""
 
-    Attributes:
-        spelling: of the target's tokenizer; None where only transformers has all of it.
-        eos, context, vocabulary: as in `Pair`.
-        offer: what may be asked, see `offer`.
-        texts: how many it writes at once.
-    """
-
-    spelling: Spelling | None
+    spelling: Spelling | None  # of the target's tokenizer; None where only transformers has all of it
+    # eos, context, vocabulary: as in `Pair`
     eos: frozenset[int]
     context: int
     vocabulary: int
-    offer: dict[str, Any]
-    texts: int
+    offer: dict[str, Any]  # what may be asked, see `offer`
+    texts: int  # how many it writes at once
 
     @classmethod
     def of(cls, pair: Pair, offered: dict[str, Any], texts: int) -> Self:
@@ -50,21 +44,13 @@ class PairFacts:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A pair that is served.
+    """A pair that is served."""
 
-    Attributes:
-        engine: of `served_writer`.
-        profile: how the pair is used, with the draft that is at work.
-        facts: of the pair.
-        tokenizer: the target's.
-        workers: processes that have loaded the pair; None where this one has.
-    """
-
-    engine: TextEngine
-    profile: Profile
-    facts: PairFacts
-    tokenizer: Tokenizer
-    workers: int | None = None
+    engine: TextEngine  # of `served_writer`
+    profile: Profile  # how the pair is used, with the draft that is at work
+    facts: PairFacts  # of the pair
+    tokenizer: Tokenizer  # the target's
+    workers: int | None = None  # processes that have loaded the pair; None where this one has
 
     @classmethod
     def here(

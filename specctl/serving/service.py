@@ -21,8 +21,7 @@ from specctl.serving.request_body import ApiError, ChatBody, CompletionBody, Tex
 from specctl.serving.served import Served
 from specctl.serving.text_thread import CLOSING, ClosedError, Event, Reports, TextThread, Ticket, Wrote
 
-LOOK_SECONDS = 0.02
-"""Between looks whether the models' thread has ended."""
+LOOK_SECONDS = 0.02  # Between looks whether the models' thread has ended
 GATHERED_SECONDS = 0.016
 """How long rounds after the first may wait, a frame of a screen: a round may take a millisecond, and reporting it half
 as long."""
@@ -32,21 +31,13 @@ SETTINGS = [name for name in NAMES if name in SamplingTable.model_fields]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a request may ask for.
+    """What a request may ask for."""
 
-    Attributes:
-        body: bytes of a request's body.
-        tokens: new tokens; None for what the context holds.
-        waiting: requests that may wait.
-        seconds: until a request ends, waiting included.
-        body_seconds: until its body is there.
-    """
-
-    body: int = 4 << 20
-    tokens: int | None = None
-    waiting: int = 256
-    seconds: float = 600.0
-    body_seconds: float = 30.0
+    body: int = 4 << 20  # bytes of a request's body
+    tokens: int | None = None  # new tokens; None for what the context holds
+    waiting: int = 256  # requests that may wait
+    seconds: float = 600.0  # until a request ends, waiting included
+    body_seconds: float = 30.0  # until its body is there
 
 
 class Service:

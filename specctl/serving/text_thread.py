@@ -20,8 +20,7 @@ from specctl.text_engine.dispatch import Dispatcher, GivenUp
 from specctl.text_engine.engine import Answered, Part, Restarted, TextEngine, Writer
 
 CLOSING, FAILED = "the server is shutting down", "the models have failed"
-BUSY = 256
-"""Tokens of a prompt that a text under way counts as much as: it takes its replica's time too."""
+BUSY = 256  # Tokens of a prompt that a text under way counts as much as: it takes its replica's time too
 
 
 class BusyError(SpecctlError):
@@ -34,15 +33,10 @@ class ClosedError(SpecctlError):
 
 @dataclass(frozen=True)
 class Wrote:
-    """A round of a text.
+    """A round of a text."""
 
-    Attributes:
-        round: as it ended.
-        known: how many of its first tokens were reported already: where memory runs out a text begins again.
-    """
-
-    round: Round
-    known: int = 0
+    round: Round  # as it ended
+    known: int = 0  # how many of its first tokens were reported already: where memory runs out a text begins again
 
     @cached_property
     def tokens(self) -> tuple[int, ...]:
@@ -52,17 +46,11 @@ class Wrote:
 
 @dataclass(frozen=True)
 class Ended:
-    """A text that has ended.
+    """A text that has ended."""
 
-    Attributes:
-        completion: all of it.
-        kept: tokens of its prompt that were cached, and were not read.
-        begun: `time.monotonic` at the end of its first round; None without one.
-    """
-
-    completion: Completion
-    kept: int = 0
-    begun: float | None = None
+    completion: Completion  # all of it
+    kept: int = 0  # tokens of its prompt that were cached, and were not read
+    begun: float | None = None  # `time.monotonic` at the end of its first round; None without one
 
     @cached_property
     def drafted_and_accepted(self) -> tuple[int, int]:
@@ -123,8 +111,7 @@ class Ticket:
         return Wrote(round_, len(known))
 
 
-Reports = Sequence[tuple[Ticket, Event]]
-"""What happened, in order."""
+Reports = Sequence[tuple[Ticket, Event]]  # What happened, in order
 
 
 def served_writer(pair: Pair, profile: Profile, saved: Callable[[], int] = lambda: 0) -> Writer:

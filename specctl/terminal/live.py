@@ -97,10 +97,8 @@ def flow(figures: Iterable[Figure], width: int) -> list[Text]:
 
 
 ACCEPTED, DISCARDED = "█", "▒"
-BARE, MANY = "·", "+"
-"""In a round's tree, a place without tokens and one with more than nine."""
-COLUMN_WIDTH = 64
-"""Least width of a column of rounds, in cells, where there are several columns."""
+BARE, MANY = "·", "+"  # In a round's tree, a place without tokens and one with more than nine
+COLUMN_WIDTH = 64  # Least width of a column of rounds, in cells, where there are several columns
 _LABEL_WIDTH = len(" 40/40 max_draft")
 
 
@@ -272,23 +270,18 @@ def _break_position(text: str, width: int) -> int:
 
 
 KEPT_ROUNDS = 64
-FIGURES_WIDTH = 36
-"""Cells of the figures' column where it is next to the strip."""
+FIGURES_WIDTH = 36  # Cells of the figures' column where it is next to the strip
 _FRAME = 4
 _SIDE_BY_SIDE = (72, 14)
 _SMALLEST_FRAMED = (12, 5)
 _MOST_BARS = 5
-_LEAST_TEXT = 5
-"""Rows that a column of figures must leave for text and rule."""
+_LEAST_TEXT = 5  # Rows that a column of figures must leave for text and rule
 _GAP = "   "
 
 
-_KEPT = 400
-"""Characters of a text that its line may show, or of a prompt that are shown before its completion."""
-_SEEN = 2.0
-"""Seconds below which a panel was too short to read."""
-_LAST_ROUNDS = 5
-"""How many rounds are shown below the figures of such a panel."""
+_KEPT = 400  # Characters of a text that its line may show, or of a prompt that are shown before its completion
+_SEEN = 2.0  # Seconds below which a panel was too short to read
+_LAST_ROUNDS = 5  # How many rounds are shown below the figures of such a panel
 _FINISHED = {
     FinishReason.STOP: "stop (end of sequence or stop string)",
     FinishReason.LENGTH: "length (token limit reached)",

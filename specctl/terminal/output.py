@@ -13,8 +13,7 @@ from specctl.outputs import Sink
 from specctl.printable import escaped, harmless, printable
 
 _PARTS = re.compile(r"\n|[^\S\n]+|\S+")
-_NARROWEST = 20
-"""Columns below which a terminal breaks lines as it likes."""
+_NARROWEST = 20  # Columns below which a terminal breaks lines as it likes
 
 
 def wrapped(sink: Sink) -> Sink:
@@ -89,8 +88,7 @@ class WordWrap:
         return f"{space}{word}"
 
 
-_INTERVAL = re.compile(r"\d[\d.,]*x? \(\d[\d.]* to \d[\d.]*")
-"""A number with its interval: ``1.31x (1.16 to 1.65)``."""
+_INTERVAL = re.compile(r"\d[\d.,]*x? \(\d[\d.]* to \d[\d.]*")  # A number with its interval: ``1.31x (1.16 to 1.65)``
 _JOINED = "\N{NO-BREAK SPACE}"
 
 

@@ -23,12 +23,9 @@ from rich.text import Text
 from specctl.printable import one_line, printable
 from specctl.terminal.display import Bottom
 
-PATIENCE = 10.0
-"""Seconds that work may take before the first line, without --progress."""
-INTERVAL = 5.0
-"""Least seconds between two lines."""
-SHARE = 50
-"""A line at most each time that work has gone on for 1/50 of its time: a long run fills no log."""
+PATIENCE = 10.0  # Seconds that work may take before the first line, without --progress
+INTERVAL = 5.0  # Least seconds between two lines
+SHARE = 50  # A line at most each time that work has gone on for 1/50 of its time: a long run fills no log
 
 
 def clock(seconds: float) -> str:
@@ -40,23 +37,14 @@ def clock(seconds: float) -> str:
 
 @dataclass(slots=True)
 class Count:
-    """Counted work, with its speed and the time left.
+    """Counted work, with its speed and the time left."""
 
-    Attributes:
-        what: plural of the counted things.
-        total: their number; None if unknown.
-        done: how many are finished.
-        earlier: how many of them an earlier run finished; they do not count for the speed.
-        tokens: tokens generated so far.
-        began: when the work began, in seconds of a monotonic clock.
-    """
-
-    what: str
-    total: int | None
-    done: int = 0
-    earlier: int = field(init=False)
-    tokens: int = 0
-    began: float = field(default_factory=monotonic)
+    what: str  # plural of the counted things
+    total: int | None  # their number; None if unknown
+    done: int = 0  # how many are finished
+    earlier: int = field(init=False)  # how many of them an earlier run finished; they do not count for the speed
+    tokens: int = 0  # tokens generated so far
+    began: float = field(default_factory=monotonic)  # when the work began, in seconds of a monotonic clock
 
     def __post_init__(self) -> None:
         self.earlier = self.done

@@ -54,8 +54,7 @@ class Frames:
             yield pickle.loads(body)
 
 
-FAILED = 3
-"""The exit code of a process that failed over a question of a job that `restarts`."""
+FAILED = 3  # The exit code of a process that failed over a question of a job that `restarts`
 
 Send = Callable[[str, Any], None]
 """Sends an event of a question: ``part``, ``restarted`` or ``answer``, and what it is known by with the value."""

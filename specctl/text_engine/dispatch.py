@@ -13,12 +13,9 @@ from specctl.text_engine.engine import Answered, Part, Restarted, TextEngine
 
 T = TypeVar("T")
 
-WINDOW = 8
-"""Questions for each place that may be under way or wait after the oldest one without an answer."""
-DEATHS = 2
-"""After this many ended processes with no other question, the question is given up."""
-PAUSE = 0.05
-"""Seconds until a source that had nothing is asked again."""
+WINDOW = 8  # Questions for each place that may be under way or wait after the oldest one without an answer
+DEATHS = 2  # After this many ended processes with no other question, the question is given up
+PAUSE = 0.05  # Seconds until a source that had nothing is asked again
 Choose = Callable[[Any, Sequence[int], Iterable[int]], int]
 """Chooses a place for a question, of those that are free, given those that are busy."""
 Asked = tuple[T, Any]

@@ -4,8 +4,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 
-MOST_FAILURES = 3
-"""How often a process is started again without having answered a question in between."""
+MOST_FAILURES = 3  # How often a process is started again without having answered a question in between
 
 Answer = Callable[[Any], Any]
 """Answers a question. In another process both are plain values: dictionaries, lists, text, bytes, numbers."""
@@ -23,16 +22,11 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """What answered the question of a place has ended; the place is free, and the question has no answer.
-
-    Attributes:
-        why: how it ended.
-        alone: whether no other question was lost with it; else any of them may be the reason.
-    """
+    """What answered the question of a place has ended; the place is free, and the question has no answer."""
 
     place: int
-    why: str
-    alone: bool = True
+    why: str  # how it ended
+    alone: bool = True  # whether no other question was lost with it; else any of them may be the reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +39,10 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Restarted:
-    """The question of a place is answered from the beginning again: its parts so far count no more.
-
-    Attributes:
-        lost: whether what answered it has ended; else its memory ran out.
-    """
+    """The question of a place is answered from the beginning again: its parts so far count no more."""
 
     place: int
-    lost: bool = False
+    lost: bool = False  # whether what answered it has ended; else its memory ran out
 
 
 Event = Answered | Lost | Part | Restarted
@@ -122,21 +112,13 @@ def whole(answer: Answer) -> Writer:
 
 @dataclass(slots=True)
 class Places:
-    """The places of one process or actor.
+    """The places of one process or actor."""
 
-    Attributes:
-        count: how many.
-        asked: those with a question.
-        cancelled: those of them whose answer is not wanted.
-        failures: how often the process ended since it last answered a question.
-        careful: answers to go during which it gets one question at a time, because one of several ended the last
-            process.
-    """
-
-    count: int = 1
-    asked: set[int] = field(default_factory=set)
-    cancelled: set[int] = field(default_factory=set)
-    failures: int = 0
+    count: int = 1  # how many
+    asked: set[int] = field(default_factory=set)  # those with a question
+    cancelled: set[int] = field(default_factory=set)  # those of them whose answer is not wanted
+    failures: int = 0  # how often the process ended since it last answered a question
+    # answers to go during which it gets one question at a time, because one of several ended the last process
     careful: int = 0
 
     def free(self) -> list[int]:

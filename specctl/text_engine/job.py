@@ -21,23 +21,18 @@ from specctl.text_engine.engine import Answer, TextEngine
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What every replica does.
+    """What every replica does."""
 
-    Attributes:
-        maker: ``package.module:function``, imported in the replica alone, so that the command need not import
-            torch. It is called once with the setup and the replica's ``number``, loads what answers need, and
-            gives the function that answers.
-        setup: its keyword arguments; they are pickled.
-        passing: names of those that differ from command to command and make no other replica.
-        sources: the command's models, which are to be the replica's; None for a job without any.
-        restarts: whether a replica that fails over a question ends, so that another one is started, instead of the
-            error ending the command.
-    """
-
+    # ``package.module:function``, imported in the replica alone, so that the command need not import torch. It is
+    # called once with the setup and the replica's ``number``, loads what answers need, and gives the function that
+    # answers.
     maker: str
-    setup: Mapping[str, Any]
+    setup: Mapping[str, Any]  # its keyword arguments; they are pickled
+    # names of those that differ from command to command and make no other replica
     passing: frozenset[str] = frozenset()
-    sources: "Sources | None" = None
+    sources: "Sources | None" = None  # the command's models, which are to be the replica's; None for a job without any
+    # whether a replica that fails over a question ends, so that another one is started, instead of the error ending the
+    # command
     restarts: bool = False
 
     def begin(self, number: int) -> Answer | TextEngine:
@@ -87,21 +82,14 @@ _SHARE = "Replicas read models from the command's paths. Put them on a file syst
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """What a command found under the names of its models.
+    """What a command found under the names of its models."""
 
-    Attributes:
-        folder: the command's current folder, from which relative paths count.
-        profiles: name the models.
-        paths: of each model or head that is a local folder, the absolute path, by what messages call it.
-        relative: whether one of them is named by a relative path.
-        identities: of each model or head `Contents.identities`.
-    """
-
-    folder: str
-    profiles: tuple[Profile, ...]
+    folder: str  # the command's current folder, from which relative paths count
+    profiles: tuple[Profile, ...]  # name the models
+    # of each model or head that is a local folder, the absolute path, by what messages call it
     paths: Mapping[str, str]
-    relative: bool
-    identities: Mapping[str, str]
+    relative: bool  # whether one of them is named by a relative path
+    identities: Mapping[str, str]  # of each model or head `Contents.identities`
 
     @classmethod
     def of(cls, profile: Profile, others: Iterable[DraftTable] = ()) -> "Sources":
@@ -204,17 +192,12 @@ _SPREAD = ("balanced", "balanced_low_0", "sequential")
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one replica gets.
+    """What one replica gets."""
 
-    Attributes:
-        threads: of its passes on the CPU.
-        gpus: as CUDA_VISIBLE_DEVICES names them; None where the replica uses none, or there are none.
-        alone: whether no other replica has one of these GPUs.
-    """
-
-    threads: int
+    threads: int  # of its passes on the CPU
+    # as CUDA_VISIBLE_DEVICES names them; None where the replica uses none, or there are none
     gpus: tuple[str, ...] | None = None
-    alone: bool = True
+    alone: bool = True  # whether no other replica has one of these GPUs
 
     @property
     def environment(self) -> dict[str, str]:

@@ -129,12 +129,9 @@ def _token_is_there() -> bool:
     return Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token").expanduser().is_file()
 
 
-GONE = "gone"
-"""What a call says that was meant for an earlier process of the actor."""
-STALE = "stale"
-"""Answer of an actor that has loaded what is no longer in the models' files."""
-RELEASE = 3.0
-"""Seconds that actors get to end their calls before they are killed."""
+GONE = "gone"  # What a call says that was meant for an earlier process of the actor
+STALE = "stale"  # Answer of an actor that has loaded what is no longer in the models' files
+RELEASE = 3.0  # Seconds that actors get to end their calls before they are killed
 
 
 class RayEngine:

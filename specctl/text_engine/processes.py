@@ -16,29 +16,21 @@ from specctl.text_engine.child import Frames, framed
 from specctl.text_engine.engine import MOST_FAILURES, Answered, Event, Lost, Part, Places, Restarted
 from specctl.text_engine.job import Job, ReplicaError
 
-BEAT = 5.0
-"""Seconds between two signs of life."""
-SILENCE = 24
-"""So many signs of life must be missing before a replica counts as dead, as one that was stopped does."""
+BEAT = 5.0  # Seconds between two signs of life
+SILENCE = 24  # So many signs of life must be missing before a replica counts as dead, as one that was stopped does
 
 
 @dataclass(slots=True, eq=False)
 class _Replica:
-    """One process, or the place of one.
-
-    Attributes:
-        places: the questions that it has.
-        unsent: bytes of a question that the pipe had no room for.
-        heard: when there was the last sign of life.
-    """
+    """One process, or the place of one."""
 
     number: int
     process: subprocess.Popen[bytes]
     frames: Frames
-    places: Places
+    places: Places  # the questions that it has
     ready: bool = False
-    unsent: bytes = b""
-    heard: float = field(default_factory=monotonic)
+    unsent: bytes = b""  # bytes of a question that the pipe had no room for
+    heard: float = field(default_factory=monotonic)  # when there was the last sign of life
     errors: bytes = b""
 
 

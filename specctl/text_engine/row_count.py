@@ -16,16 +16,11 @@ from specctl.models.running.threads import CONTEXT, timed
 from specctl.policies import Setting
 from specctl.text_engine.pair_rows import passes_of, read_models, why_alone
 
-Batch = int | Literal["auto"]
-"""How many texts a pair writes at once; ``auto`` for as many as are fastest."""
-MOST = 64
-"""The most texts that are tried; a hub of more waits longer for its host than for its passes."""
-GAIN = 1.1
-"""How much faster twice as many at once must be: each takes memory, and its result comes later."""
-FIRST = 16
-"""How many texts are tried first; then twice as many, or half as many where that brings too little."""
-ENDING = 0.3
-"""How long places stand empty at the end of a run, where no text is left for them, in times of one text."""
+Batch = int | Literal["auto"]  # How many texts a pair writes at once; ``auto`` for as many as are fastest
+MOST = 64  # The most texts that are tried; a hub of more waits longer for its host than for its passes
+GAIN = 1.1  # How much faster twice as many at once must be: each takes memory, and its result comes later
+FIRST = 16  # How many texts are tried first; then twice as many, or half as many where that brings too little
+ENDING = 0.3  # How long places stand empty at the end of a run, where no text is left for them, in times of one text
 WRITTEN = 128
 """The most tokens that a text holds after its prompt while passes are timed, else half of those that it may write:
 attention to them is most of the cost of one more text for a small model."""
@@ -33,10 +28,8 @@ DRAFTED, EMITTED = 3, 2.0
 """Draft tokens before the verification in a round with drafts that stands for decoding, and tokens that it writes."""
 ENOUGH = 0.01
 """Seconds of timing of each number of texts; the least time counts, for others may take the processor meanwhile."""
-SPARED = 0.8
-"""The share of free memory that caches may take."""
-PROMPT = 1024
-"""Tokens of a prompt for which each text has room in that memory; of a longer one, caches grow."""
+SPARED = 0.8  # The share of free memory that caches may take
+PROMPT = 1024  # Tokens of a prompt for which each text has room in that memory; of a longer one, caches grow
 WORTH = 4.0
 """Seconds of one text's passes below which building and timing passes of several takes longer than they save."""
 

@@ -45,21 +45,17 @@ if TYPE_CHECKING:
     from specctl.decoding.sampling import Sampling
     from specctl.decoding.trees import DraftTree
 
-PART = 8192
-"""The most numbers of a dot product at a time."""
+PART = 8192  # The most numbers of a dot product at a time
 HOTTEST = float(np.finfo(np.float32).max)
 """The highest temperature that a float32 can hold; any that is nearly as high draws from the uniform distribution."""
-UNDERFLOW = np.float32(-200)
-"""Logits so far below the largest have a probability of 0 in float32."""
+UNDERFLOW = np.float32(-200)  # Logits so far below the largest have a probability of 0 in float32
 SHARES = (32.0, 0.5)
 """The least weights that are looked at for top-p, in V-th parts of what it leaves out: first large ones alone, which
 are few; the second is less than 1, for rounding."""
 MOST_BY_ENTROPY = 100
 """Top-h takes the entropy of this many of the likeliest tokens and keeps no others, as transformers does."""
-BLOCK = 64
-"""The search for the largest numbers starts with the maxima of blocks of this many."""
-NARROWEST = 64
-"""The least width of `blocks`."""
+BLOCK = 64  # The search for the largest numbers starts with the maxima of blocks of this many
+NARROWEST = 64  # The least width of `blocks`
 
 Floats = npt.NDArray[np.float32]
 Counts = npt.NDArray[np.int64]
@@ -566,16 +562,11 @@ def _passing(running: npt.NDArray[np.float64], part: float) -> int:
 
 
 class Acceptance(NamedTuple):
-    """What a rule decides on K draft tokens.
+    """What a rule decides on K draft tokens."""
 
-    Attributes:
-        accepted: n, how many are kept, from the first.
-        weight: w, such that after n < K tokens the verifier's own token is drawn from max(w p - q, 0), normalised.
-        chances: of each draft token the probability of being kept, given all K tokens and that those before are kept.
-    """
-
-    accepted: int
-    weight: float
+    accepted: int  # n, how many are kept, from the first
+    weight: float  # w, such that after n < K tokens the verifier's own token is drawn from max(w p - q, 0), normalised
+    # of each draft token the probability of being kept, given all K tokens and that those before are kept
     chances: Sequence[float]
 
 

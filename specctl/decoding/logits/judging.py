@@ -202,12 +202,9 @@ class Judge:
 
     Each text gets the verdict that it would get alone: on the host to the last bit. On a device all are judged by as
     many calls as one, and waited for once.
-
-    Attributes:
-        sampling: of the texts.
     """
 
-    sampling: "Sampling"
+    sampling: "Sampling"  # of the texts
 
     def read_rows(
         self, forwards: Sequence[Forward], about: Sequence[Drafted]
@@ -219,5 +216,4 @@ class Judge:
         ]
 
 
-judge_of = lru_cache(256)(Judge)
-"""The one `Judge` of a sampling, as long as not many others are asked for."""
+judge_of = lru_cache(256)(Judge)  # The one `Judge` of a sampling, as long as not many others are asked for

@@ -25,27 +25,20 @@ if TYPE_CHECKING:
     from specctl.decoding.trees import DraftTree
 
 TINY = float(np.finfo(np.float32).tiny)
-IMPOSSIBLE = -1e9
-"""The log-probability of what has probability 0 or none at all: such a token is never verified."""
+IMPOSSIBLE = -1e9  # The log-probability of what has probability 0 or none at all: such a token is never verified
 
 
 # They are not changed; frozen ones take four times as long to make, and a round makes several.
 @dataclass(slots=True)
 class Verdict:
-    """How many draft tokens are accepted, and the verifier's own token after them.
+    """How many draft tokens are accepted, and the verifier's own token after them."""
 
-    Attributes:
-        accepted: n.
-        extra: id of the verifier's token; None after a draft that is kept as a whole, where the verifier has read no
-            place after it.
-        kind: correction after a rejection, else bonus; None where there is no such token.
-        chances: of each accepted token and of the first rejected one, see `specctl.records.Round.chances`; None when
-            greedy.
-    """
-
-    accepted: int
+    accepted: int  # n
+    # id of the verifier's token; None after a draft that is kept as a whole, where the verifier has read no place after
+    # it
     extra: int | None
-    kind: ExtraToken | None
+    kind: ExtraToken | None  # correction after a rejection, else bonus; None where there is no such token
+    # of each accepted token and of the first rejected one, see `specctl.records.Round.chances`; None when greedy
     chances: tuple[float, ...] | None = None
 
 
@@ -106,19 +99,12 @@ def kept_in_turn(passing: Sequence[float]) -> list[float]:
 
 
 class Beams(NamedTuple):
-    """The distributions at B beams of a tree.
+    """The distributions at B beams of a tree."""
 
-    Attributes:
-        ids: of each beam its k likeliest tokens, the likeliest first.
-        logs: their log-probabilities.
-        signals: each that was read, of the first beam or of all.
-        tops: the largest probabilities at the first beam, where they were asked for.
-    """
-
-    ids: list[list[int]]
-    logs: list[list[float]]
-    signals: dict[Signal, list[float]]
-    tops: list[float]
+    ids: list[list[int]]  # of each beam its k likeliest tokens, the likeliest first
+    logs: list[list[float]]  # their log-probabilities
+    signals: dict[Signal, list[float]]  # each that was read, of the first beam or of all
+    tops: list[float]  # the largest probabilities at the first beam, where they were asked for
 
 
 class Look(NamedTuple):

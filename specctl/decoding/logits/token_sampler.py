@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
     from specctl.models.passes.forward import Forward, Numbers
 
-OF_PASSES: frozenset[Signal] = frozenset({"entropy", "top_prob"})
-"""Those that `Forward.signals` has."""
+OF_PASSES: frozenset[Signal] = frozenset({"entropy", "top_prob"})  # Those that `Forward.signals` has
 TOP_FIELDS = tuple(f"top_prob_{place}" for place in range(1, TOP_PROBS + 1))
 """Names of the largest probabilities in a reading on the host, from the likeliest down."""
 
@@ -85,23 +84,14 @@ def step_of(index: int, numbers: Mapping[str, float], wanted: Set[Signal]) -> Dr
 
 @dataclass(frozen=True)
 class TokenSampler:
-    """What `Logits.sample` is to find out; called it does so itself, within a pass that is compiled or captured.
+    """What `Logits.sample` is to find out; called it does so itself, within a pass that is compiled or captured."""
 
-    Attributes:
-        sampling: how the token is drawn.
-        wanted: which of `DISTRIBUTION_SIGNALS` to compute.
-        predictor: predicts acceptance, on the model's device; None for no prediction.
-        foresees: whether to read the draft head's own prediction for the next token.
-        tops: whether to read the largest probabilities, which a DISCO head reads with the entropy.
-        vocabulary: the ids of the columns that are read; None where a column is an id.
-    """
-
-    sampling: Sampling
-    wanted: frozenset[Signal] = frozenset()
-    predictor: AcceptancePredictor | None = None
-    foresees: bool = False
-    tops: bool = False
-    vocabulary: DraftVocabulary | None = None
+    sampling: Sampling  # how the token is drawn
+    wanted: frozenset[Signal] = frozenset()  # which of `DISTRIBUTION_SIGNALS` to compute
+    predictor: AcceptancePredictor | None = None  # predicts acceptance, on the model's device; None for no prediction
+    foresees: bool = False  # whether to read the draft head's own prediction for the next token
+    tops: bool = False  # whether to read the largest probabilities, which a DISCO head reads with the entropy
+    vocabulary: DraftVocabulary | None = None  # the ids of the columns that are read; None where a column is an id
 
     @property
     def hidden(self) -> bool:

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 WEIGHTS = "adapter_model.safetensors"
-PREFIX = "base_model.model."
-"""The prefix of the base model's module names in the names of an adapter's tensors."""
+PREFIX = "base_model.model."  # The prefix of the base model's module names in the names of an adapter's tensors
 TUNED = re.compile(r"^(.+?)(?:\.base_layer)*\.lora_")
 """The name of a change's tensor after that of the changed module; several changes to one module are nested."""
 DOWN_UP = ((".lora_A.weight", ".lora_B.weight"), (".lora_embedding_A", ".lora_embedding_B"))
@@ -33,23 +32,14 @@ DOWN_UP = ((".lora_A.weight", ".lora_B.weight"), (".lora_embedding_A", ".lora_em
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """A LoRA adapter that is on this machine.
+    """A LoRA adapter that is on this machine."""
 
-    Attributes:
-        name: a folder or hub id, as in the profile.
-        role: of the model that it changes, a key in the profile.
-        folder: of its files.
-        commit: of one from the hub; None for a folder.
-        base: the model that it was trained on, by its files; empty where they do not say.
-        rank: the largest of its changes.
-    """
-
-    name: str
-    role: str
-    folder: Path
-    commit: str | None
-    base: str
-    rank: int
+    name: str  # a folder or hub id, as in the profile
+    role: str  # of the model that it changes, a key in the profile
+    folder: Path  # of its files
+    commit: str | None  # of one from the hub; None for a folder
+    base: str  # the model that it was trained on, by its files; empty where they do not say
+    rank: int  # the largest of its changes
 
     def __str__(self) -> str:
         return f"The {self.role} adapter {self.name!r}"
@@ -199,17 +189,11 @@ TOKENIZER_FILES = (
 
 @dataclass(frozen=True, slots=True)
 class WeightHeaders:
-    """Contents of the weight files, from their headers.
+    """Contents of the weight files, from their headers."""
 
-    Attributes:
-        counts: number of weights by stored dtype, with safetensors names such as ``BF16``.
-        stored_bytes: size of all weights in bytes.
-        shapes: of every tensor, by its name.
-    """
-
-    counts: dict[str, int]
-    stored_bytes: int
-    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    counts: dict[str, int]  # number of weights by stored dtype, with safetensors names such as ``BF16``
+    stored_bytes: int  # size of all weights in bytes
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of every tensor, by its name
 
     def bytes_without(self, *looked_up: str) -> int:
         """The approximate size of all weights without tensors whose names end like this, of which a pass reads single
@@ -487,15 +471,12 @@ def _gguf(subject: str, role: str, file: Path) -> ModelError:
     )
 
 
-ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
-"""Bytes of a number."""
+ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}  # Bytes of a number
 SAFETENSORS_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """Dtypes by their names in the headers of safetensors files."""
 
-PICKLED = "pytorch_model.bin"
-"""Weights of a draft head as torch pickles them."""
-_WHOLE = 64 << 20
-"""Largest size in bytes of a file that is hashed completely; hashing a 70B model would take minutes."""
+PICKLED = "pytorch_model.bin"  # Weights of a draft head as torch pickles them
+_WHOLE = 64 << 20  # Largest size in bytes of a file that is hashed completely; hashing a 70B model would take minutes
 _SAMPLES, _SAMPLE = 256, 256 << 10
 
 

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
     from transformers import PreTrainedTokenizerBase
 
-OLDEST_JINJA = (3, 1, 6)
-"""Sandboxes of earlier versions have known escapes."""
+OLDEST_JINJA = (3, 1, 6)  # Sandboxes of earlier versions have known escapes
 LEFT_OUT = ("dict", "lipsum", "cycler", "joiner")
 """Jinja's functions that few templates call, and that an untrusted program should not have."""
 PARTS = {"role", "content"}
@@ -107,8 +106,7 @@ CHATS = tuple(
     for roles in (("user",), ("system", "user"), ("user", "assistant", "user"), ("system", "user", "assistant", "user"))
 )
 """Conversations that templates write differently, or refuse."""
-TOGETHER = 64
-"""The number of neighbouring ids that are decoded together to compare two forms of a tokenizer."""
+TOGETHER = 64  # The number of neighbouring ids that are decoded together to compare two forms of a tokenizer
 OWN = ("__call__", "encode", "decode", "get_vocab", "_encode_plus", "_decode", "_switch_to_input_mode")
 """Methods by which a tokenizer of transformers could differ from the library below it."""
 
@@ -160,27 +158,16 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Spelling:
-    """All that a `BareTokenizer` is made from.
+    """All that a `BareTokenizer` is made from."""
 
-    Attributes:
-        backend: a tokenizer of the library ``tokenizers`` as JSON, as transformers set it up.
-        specials: text and id of each special token.
-        eos: the id that ends a sequence.
-        cleans: whether spaces are cleaned up in decoded text unless that is refused.
-        splits: whether special tokens are split in a text like other words.
-        chats: whether there is a chat template.
-        template: the chat template; None where there is none, or only transformers can render it.
-        names: special tokens by their names in templates.
-    """
-
-    backend: str
-    specials: list[tuple[str, int]]
-    eos: int | None
-    cleans: bool
-    splits: bool
-    chats: bool
-    template: str | None
-    names: dict[str, Any]
+    backend: str  # a tokenizer of the library ``tokenizers`` as JSON, as transformers set it up
+    specials: list[tuple[str, int]]  # text and id of each special token
+    eos: int | None  # the id that ends a sequence
+    cleans: bool  # whether spaces are cleaned up in decoded text unless that is refused
+    splits: bool  # whether special tokens are split in a text like other words
+    chats: bool  # whether there is a chat template
+    template: str | None  # the chat template; None where there is none, or only transformers can render it
+    names: dict[str, Any]  # special tokens by their names in templates
 
     @classmethod
     def of(cls, tokenizer: "PreTrainedTokenizerBase") -> "Spelling | None":
@@ -367,10 +354,8 @@ def alike(one: Tokenizer, other: Tokenizer) -> bool:
     )
 
 
-SPACE = "▁"
-"""SentencePiece's spelling of a space."""
-BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-"""SentencePiece's spelling of a byte."""
+SPACE = "▁"  # SentencePiece's spelling of a space
+BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # SentencePiece's spelling of a byte
 
 
 def _byte_letters() -> dict[str, int]:
@@ -507,20 +492,14 @@ APART = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFiles:
-    """All that the ids of a text depend on: equal ones are one tokenizer.
+    """All that the ids of a text depend on: equal ones are one tokenizer."""
 
-    Attributes:
-        backend: tokenizer.json, the tokenizer of the library ``tokenizers``.
-        config: tokenizer_config.json without `APART`.
-        special, added: special_tokens_map.json and added_tokens.json; empty without such a file.
-        family: ``model_type`` of the model, by which transformers chooses a class.
-    """
-
-    backend: str
-    config: dict[str, Any]
+    backend: str  # tokenizer.json, the tokenizer of the library ``tokenizers``
+    config: dict[str, Any]  # tokenizer_config.json without `APART`
+    # special, added: special_tokens_map.json and added_tokens.json; empty without such a file
     special: dict[str, Any]
     added: dict[str, Any]
-    family: str
+    family: str  # ``model_type`` of the model, by which transformers chooses a class
 
     @classmethod
     def read(cls, checkpoint: Checkpoint) -> "TokenizerFiles | None":

@@ -255,18 +255,12 @@ def _rules(
 
 @dataclass(frozen=True, slots=True)
 class Assembled:
-    """Runners of a target and its drafts.
+    """Runners of a target and its drafts."""
 
-    Attributes:
-        members: from the target down, each with the model that its runner has.
-        bare: the target's runner without wrappers.
-        target: the runner that verifies.
-        drafts, named_predictors: as in `Pair`.
-    """
-
-    members: Sequence[PairMember]
-    bare: Slot
-    target: Slot
+    members: Sequence[PairMember]  # from the target down, each with the model that its runner has
+    bare: Slot  # the target's runner without wrappers
+    target: Slot  # the runner that verifies
+    # drafts, named_predictors: as in `Pair`
     drafts: tuple[Slot, ...]
     named_predictors: tuple[dict[str, TrainedPredictor], ...]
 

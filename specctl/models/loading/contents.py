@@ -14,14 +14,11 @@ from specctl.profile.schema import IN_TARGET, DraftTable, Profile
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """The files that decide what a profile's models compute, including its tokenizer's and its templates'.
+    """The files that decide what a profile's models compute, including its tokenizer's and its templates'."""
 
-    Attributes:
-        files: of each model, draft head and acceptance head by its key in the profile, sorted; those that are here.
-        commits: for those from the hub, the commit that their revision names now.
-    """
-
+    # of each model, draft head and acceptance head by its key in the profile, sorted; those that are here
     files: dict[str, list[Path]] = field(default_factory=dict)
+    # for those from the hub, the commit that their revision names now
     commits: dict[str, str] = field(default_factory=dict)
 
     @classmethod
@@ -67,8 +64,7 @@ class Contents:
         return {key: [_state(file) for file in files] for key, files in self.files.items()}
 
 
-States = tuple[tuple[str, int, int, int], ...]
-"""Path, size, time and inode of files."""
+States = tuple[tuple[str, int, int, int], ...]  # Path, size, time and inode of files
 
 
 def model_states(checkpoint: Checkpoint) -> States | None:

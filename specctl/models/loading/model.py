@@ -25,28 +25,17 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A causal language model ready to run.
+    """A causal language model ready to run."""
 
-    Attributes:
-        name: the model's name in the profile.
-        model: the transformers model, in eval mode, on its device or devices.
-        config: the configuration of its text decoder.
-        eos_ids: the end-of-sequence ids of its generation settings; `eos_of` adds the tokenizer's.
-        vocabulary: width of its logits, including padding.
-        device: of the input ids.
-        dtype: of the weights that are not quantised.
-        devices: every device that holds weights.
-        sharding: how the model is split over processes, of which this one has a share; None if it is whole.
-    """
-
-    name: str
-    model: "PreTrainedModel"
-    config: Any
-    eos_ids: frozenset[int]
-    vocabulary: int
-    device: "torch.device"
-    dtype: "torch.dtype"
-    devices: tuple[str, ...]
+    name: str  # the model's name in the profile
+    model: "PreTrainedModel"  # the transformers model, in eval mode, on its device or devices
+    config: Any  # the configuration of its text decoder
+    eos_ids: frozenset[int]  # the end-of-sequence ids of its generation settings; `eos_of` adds the tokenizer's
+    vocabulary: int  # width of its logits, including padding
+    device: "torch.device"  # of the input ids
+    dtype: "torch.dtype"  # of the weights that are not quantised
+    devices: tuple[str, ...]  # every device that holds weights
+    # how the model is split over processes, of which this one has a share; None if it is whole
     sharding: "Sharding | None" = None
 
     @classmethod

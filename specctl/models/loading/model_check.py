@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from specctl.models.loading.model import LoadedModel
     from specctl.models.loading.pair_members import PairMember
 
-SCHEMA_VERSION = 3
-"""Version of stored checks; other versions are ignored."""
+SCHEMA_VERSION = 3  # Version of stored checks; other versions are ignored
 ELSEWHERE = (
     "Choose a causal language model such as Llama, Qwen, Gemma, Mistral or Pythia, or the causal one of this family."
 )
@@ -28,19 +27,13 @@ OTHER_WEIGHTS = "Choose another value of quantize or another checkpoint."
 
 @dataclass(frozen=True, slots=True)
 class ModelCheck:
-    """The result of a model's check.
+    """The result of a model's check."""
 
-    Attributes:
-        fault: why drafting would change a target's text, as the end of a sentence; None if it would not.
-        hint: what to use instead.
-        fails: whether its passes over a cache end in an error, so that it cannot draft either.
-        no_buffers: why it cannot run over fixed buffers, with one or several texts; None if it can.
-    """
-
+    # why drafting would change a target's text, as the end of a sentence; None if it would not
     fault: str | None = None
-    hint: str = ELSEWHERE
-    fails: bool = False
-    no_buffers: str | None = None
+    hint: str = ELSEWHERE  # what to use instead
+    fails: bool = False  # whether its passes over a cache end in an error, so that it cannot draft either
+    no_buffers: str | None = None  # why it cannot run over fixed buffers, with one or several texts; None if it can
 
     def require(self, name: str, *, drafts: bool = False) -> None:
         """Raise a ModelError if the model of this name cannot be a target, or cannot draft."""

@@ -46,25 +46,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StoredModel:
-    """A model whose graph is in the store, with the facts that are stored beside it.
+    """A model whose graph is in the store, with the facts that are stored beside it."""
 
-    Attributes:
-        name: the model's name in the profile.
-        path: of the graph.
-        key: the graph's name in the store.
-        facts: of the model.
-        rounding: how the graph's weights are rounded; None where they are not.
-        no_trees: as in `OnnxPasses`.
-        ids: the token ids of its logits' columns; None where a column is an id.
-    """
-
-    name: str
-    path: Path
-    key: str
-    facts: GraphFacts
-    rounding: str | None
-    no_trees: str | None
-    ids: DraftVocabulary | None
+    name: str  # the model's name in the profile
+    path: Path  # of the graph
+    key: str  # the graph's name in the store
+    facts: GraphFacts  # of the model
+    rounding: str | None  # how the graph's weights are rounded; None where they are not
+    no_trees: str | None  # as in `OnnxPasses`
+    ids: DraftVocabulary | None  # the token ids of its logits' columns; None where a column is an id
 
     @classmethod
     def find(
@@ -162,30 +152,21 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class PairMember:
-    """The target or a draft of a pair.
+    """The target or a draft of a pair."""
 
-    Attributes:
-        role: its key in the profile.
-        table: its profile table.
-        predictors: names of the acceptance heads to load for it.
-        checkpoint: its files; None before they are found, for a draft without files, and for a model in memory.
-        head: the draft head in its files; None for a model.
-        quantization: how transformers quantises the model while it is loaded.
-        rounding: how onnxruntime quantises a model that is loaded whole; None where it does not.
-        states: its files as they were found; None for a draft head, and for weights that are fetched later.
-        network: the model or draft head; None before it is loaded, and for a draft without files.
-        tokens: what it shares with a target that has another tokenizer; None where they have the same one.
-    """
-
-    role: str
-    table: ModelTable
-    predictors: Sequence[str] = ()
+    role: str  # its key in the profile
+    table: ModelTable  # its profile table
+    predictors: Sequence[str] = ()  # names of the acceptance heads to load for it
+    # its files; None before they are found, for a draft without files, and for a model in memory
     checkpoint: Checkpoint | None = None
-    head: DraftHeadCheckpoint | None = None
-    quantization: Quantization | None = None
-    rounding: str | None = None
+    head: DraftHeadCheckpoint | None = None  # the draft head in its files; None for a model
+    quantization: Quantization | None = None  # how transformers quantises the model while it is loaded
+    rounding: str | None = None  # how onnxruntime quantises a model that is loaded whole; None where it does not
+    # its files as they were found; None for a draft head, and for weights that are fetched later
     states: States | None = None
+    # the model or draft head; None before it is loaded, and for a draft without files
     network: "LoadedModel | StoredModel | ChainHead | BlockHead | None" = None
+    # what it shares with a target that has another tokenizer; None where they have the same one
     tokens: TokenMap | None = None
 
     def located(self, verifier: "PairMember | None") -> "PairMember":

@@ -12,8 +12,7 @@ from specctl.models.translation import TokenBytes, TokenMap, TranslatedPasses, W
 from specctl.profile.schema import DraftTable, ModelTable
 
 OTHERS = "Choose a draft with the target's own tokenizer, or let it copy from the text (prompt:lookup)."
-COVERED = 0.75
-"""A draft drafts shared tokens where they make up at least this share of a text, else it writes text."""
+COVERED = 0.75  # A draft drafts shared tokens where they make up at least this share of a text, else it writes text
 
 
 def token_map(
@@ -91,10 +90,8 @@ def notice_of(role: str, table: ModelTable, tokens: TokenMap) -> str:
 
 
 WRITES_FEW = "it was trained to write {:,} of them"
-PARTS = (1, 2, 4, 8, 16)
-"""``auto`` chooses among V divided by each of these."""
-DRAFTING = 0.4
-"""The share of a round's time in which the draft works, as ``auto`` assumes."""
+PARTS = (1, 2, 4, 8, 16)  # ``auto`` chooses among V divided by each of these
+DRAFTING = 0.4  # The share of a round's time in which the draft works, as ``auto`` assumes
 WORTH = 1.5
 """The relative loss in round length for each relative loss in acceptance, as ``auto`` assumes: for rounds of five
 tokens that are each accepted with probability 0.7."""

@@ -38,10 +38,8 @@ if TYPE_CHECKING:
 
     from specctl.models.onnx.passes import OnnxPasses
 
-NEEDS = ("onnxruntime", "onnxscript")
-"""Distributions to install for this engine; onnxscript brings onnx."""
-LONGEST = 1 << 17
-"""The most positions whose angles are tabulated."""
+NEEDS = ("onnxruntime", "onnxscript")  # Distributions to install for this engine; onnxscript brings onnx
+LONGEST = 1 << 17  # The most positions whose angles are tabulated
 
 
 class Unable(Exception):  # noqa: N818 - it is a finding

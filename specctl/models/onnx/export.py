@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 OPSET = 21
-HEAD_MULTIPLE = 8
-"""What onnxruntime wants the size of a head to be a multiple of."""
+HEAD_MULTIPLE = 8  # What onnxruntime wants the size of a head to be a multiple of
 
 
 class CannotExport(Exception):  # noqa: N818 - it is a finding
@@ -138,8 +137,7 @@ def _quiet() -> Iterator[None]:
             logger.setLevel(level)
 
 
-ATTENTION = "specctl_onnx"
-"""The name under which transformers knows the attention of exported models."""
+ATTENTION = "specctl_onnx"  # The name under which transformers knows the attention of exported models
 TOKENS, ROWS, SEEN = 5, 3, 7
 """Sizes of the traced pass, all different and above 1, so that none is taken for a constant."""
 NUMBERED = ("ids", "positions", "rows", "before", "total")
@@ -354,29 +352,19 @@ STEPS = ((1, 0), (5, 3), (1, 0), (8, 8), (2, 1), (16, 4), (1, 0))
 FIRST, COMPARED_ROWS = 24, 8
 """Tokens of the first pass, and the most rows of logits of a pass that are compared together with its states: rows of a
 large vocabulary take much memory. Where weights are rounded, FIRST."""
-LONGEST_WINDOW = 512
-"""Sliding windows up to here are filled before the comparison."""
+LONGEST_WINDOW = 512  # Sliding windows up to here are filled before the comparison
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What a model computes, and its graph has to compute, in a pass.
+    """What a model computes, and its graph has to compute, in a pass."""
 
-    Attributes:
-        block: the pass's T tokens.
-        before: how many tokens the pass follows.
-        rows: places in the pass whose logits are compared.
-        logits: ``(R, V)`` at these places.
-        states: ``(T, D)`` by layer; empty where they are not compared.
-        seen: ``(T, T)``, of a tree: which of its tokens each sees; None of a chain.
-    """
-
-    block: list[int]
-    before: int
-    rows: range
-    logits: torch.Tensor
-    states: dict[int, torch.Tensor]
-    seen: "np.ndarray | None" = None
+    block: list[int]  # the pass's T tokens
+    before: int  # how many tokens the pass follows
+    rows: range  # places in the pass whose logits are compared
+    logits: torch.Tensor  # ``(R, V)`` at these places
+    states: dict[int, torch.Tensor]  # ``(T, D)`` by layer; empty where they are not compared
+    seen: "np.ndarray | None" = None  # ``(T, T)``, of a tree: which of its tokens each sees; None of a chain
 
 
 def expectations(

@@ -20,10 +20,8 @@ if TYPE_CHECKING:
     import torch
 
 Array = npt.NDArray[Any]
-ELEMENTS = {"float32": 1, "int32": 6, "int64": 7, "float16": 10, "bfloat16": 16}
-"""ONNX's numbers for types of elements."""
-LINE = 64
-"""Bytes of a line of the processor's caches, at which buffers begin."""
+ELEMENTS = {"float32": 1, "int32": 6, "int64": 7, "float16": 10, "bfloat16": 16}  # ONNX's numbers for types of elements
+LINE = 64  # Bytes of a line of the processor's caches, at which buffers begin
 
 
 def state_name(layer: int) -> str:

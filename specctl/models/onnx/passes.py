@@ -25,39 +25,29 @@ from specctl.models.running.threads import fastest, small_round, timed
 if TYPE_CHECKING:
     import torch
 
-CAPACITY = 256
-"""Tokens to make room for at first; the buffers double when one of them is full."""
-PIECE = 512
-"""Tokens of a prompt that go through the graph at once, so that attention's scratch memory stays small."""
+CAPACITY = 256  # Tokens to make room for at first; the buffers double when one of them is full
+PIECE = 512  # Tokens of a prompt that go through the graph at once, so that attention's scratch memory stays small
 BOUND_WIDTH = 64
 """Passes over one sequence that are at most this wide keep their inputs bound for the next of the same kind."""
 SMALL = 64 << 20
 """Bytes of a graph with its weights up to which several of it are opened, each with weights of its own, for passes over
 fewer sequences and for those that compute signals."""
-SIGNALS_WORTH = 100
-"""Passes that wanted signals before a graph is opened that computes them."""
-FILLER = 0
-"""Read by sequences that have nothing to read, after what they hold; their next token overwrites it."""
+SIGNALS_WORTH = 100  # Passes that wanted signals before a graph is opened that computes them
+FILLER = 0  # Read by sequences that have nothing to read, after what they hold; their next token overwrites it
 SIZES, SIZE_WORTH = (4, 8), 128
 """Numbers of sequences for which a graph of their own is opened after this number of passes that could have used it."""
-LATELY = 16
-"""Passes after which a sequence that had nothing to read is taken for an empty place."""
-MOST_BOUND = 64
-"""Choices of several sequences whose buffers stay bound, and kinds of passes over each of several."""
-MOST_KINDS = 256
-"""Kinds of passes over one sequence that stay bound."""
+LATELY = 16  # Passes after which a sequence that had nothing to read is taken for an empty place
+MOST_BOUND = 64  # Choices of several sequences whose buffers stay bound, and kinds of passes over each of several
+MOST_KINDS = 256  # Kinds of passes over one sequence that stay bound
 NARROWEST = 2
 """The fewest tokens of a pass on a CPU where weights are rounded: onnxruntime, by its own choice, computes a single row
 otherwise than several. Measured on the embedded target, its logits differ by 0.015 (8 bits) and 0.023 (4 bits) of their
 spread. Passes of two and more agreed bit for bit."""
 ONE_THREAD = 16 << 20
 """Bytes of weights up to which a model runs with one thread: its passes are over before others have their part."""
-WIDEST = 8
-"""Tokens of a sequence from which on a pass over all is not weighed against others: it is a prompt's."""
-RISING = 1.02
-"""The factor by which the least time of a pass is taken to have risen when the next one is timed."""
-AGAIN = 128
-"""One in this number of decisions takes the way that seems slower, to time it anew."""
+WIDEST = 8  # Tokens of a sequence from which on a pass over all is not weighed against others: it is a prompt's
+RISING = 1.02  # The factor by which the least time of a pass is taken to have risen when the next one is timed
+AGAIN = 128  # One in this number of decisions takes the way that seems slower, to time it anew
 
 
 class _Integers:
@@ -83,18 +73,12 @@ class Results:
     """The results of a pass over one sequence: logits ``(R, V)`` and the states ``(T, D)`` that were asked for.
 
     They are of the memory's own kind: arrays of numpy on the host.
-
-    Attributes:
-        logits: of the rows.
-        states: by layer.
-        shared: whether the next pass overwrites them.
-        signals: as of `Forward`, of R rows; None where they were not asked for.
     """
 
-    logits: Any
-    states: dict[int, Any]
-    shared: bool
-    signals: Signals | None = None
+    logits: Any  # of the rows
+    states: dict[int, Any]  # by layer
+    shared: bool  # whether the next pass overwrites them
+    signals: Signals | None = None  # as of `Forward`, of R rows; None where they were not asked for
 
 
 class _Kind(NamedTuple):
@@ -221,11 +205,11 @@ class OnnxPasses(Passes):
         apart: whether each sequence has passes of its own, whose shape does not depend on the others.
 
     Attributes:
-        facts: the file of the `GraphFacts` of its model; None where the model cannot be known again by its files.
         capacity: tokens of a sequence that there is room for.
     """
 
     preparing_seconds: float | None = None
+    # the file of the `GraphFacts` of its model; None where the model cannot be known again by its files
     facts: Path | None = None
 
     def __init__(
@@ -670,22 +654,14 @@ def _copied(found: Forward) -> Forward:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """How a graph is to run.
+    """How a graph is to run."""
 
-    Attributes:
-        device: where it runs.
-        vocabulary: the pair's shared vocabulary.
-        context: the most tokens of a sequence.
-        quantize: how its weights are rounded, or None.
-        no_trees: as of `OnnxPasses`.
-        draft_vocabulary: the ids of the columns of its logits; None where a column is an id.
-    """
-
-    device: "torch.device"
-    vocabulary: int
-    context: int
-    quantize: str | None
-    no_trees: str | None
+    device: "torch.device"  # where it runs
+    vocabulary: int  # the pair's shared vocabulary
+    context: int  # the most tokens of a sequence
+    quantize: str | None  # how its weights are rounded, or None
+    no_trees: str | None  # as of `OnnxPasses`
+    # the ids of the columns of its logits; None where a column is an id
     draft_vocabulary: DraftVocabulary | None = None
 
     @property

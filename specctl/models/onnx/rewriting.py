@@ -9,8 +9,7 @@ import onnxruntime
 from onnx_ir.passes import common
 from onnxscript import optimizer
 
-MICROSOFT = "com.microsoft"
-"""The domain of the nodes that only onnxruntime knows."""
+MICROSOFT = "com.microsoft"  # The domain of the nodes that only onnxruntime knows
 
 
 def constant(value: ir.Value | None) -> "np.ndarray | None":
@@ -241,10 +240,8 @@ def _turned_back(by_token: ir.Value) -> ir.Value:
     return back.outputs[0] if perms == {(0, 2, 1, 3)} else by_token
 
 
-TREES = 10
-"""The number of the input of an attention node that only graphs for trees have."""
-MULTIPLE = 16
-"""onnxruntime rotates heads whose size, and the rotated part of it, is a multiple of this."""
+TREES = 10  # The number of the input of an attention node that only graphs for trees have
+MULTIPLE = 16  # onnxruntime rotates heads whose size, and the rotated part of it, is a multiple of this
 PositionTable = Callable[[ir.Value], "np.ndarray | None"]
 """The values ``(C, ...)`` that something computed from the positions alone takes at each of them; None if it
 reads more."""
@@ -496,8 +493,7 @@ def _fuse_rows(graph: ir.Graph, gather: ir.Node) -> None:
 
 
 BITS = {"int8": 8, "int4": 4}
-BLOCK = 32
-"""Weights of one output that share a scale and a zero."""
+BLOCK = 32  # Weights of one output that share a scale and a zero
 INT8_ACTIVATIONS = 4
 """The accuracy level at which each token's inputs are rounded to 8 bits too, in blocks, for integer arithmetic."""
 

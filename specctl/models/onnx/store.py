@@ -30,15 +30,13 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedModel
 
-SCHEMA_VERSION = 3
-"""Of the graphs; graphs of another version are made anew."""
+SCHEMA_VERSION = 3  # Of the graphs; graphs of another version are made anew
 GRAPH = "model.onnx"
 MANIFEST = "manifest.json"
 CHUNK = 1 << 24
 MAKERS = ("specctl", "torch", "transformers", "tokenizers", "onnxscript", "onnx", "onnxruntime", "onnxruntime-gpu")
 """Packages that decide what a graph computes, and how its model's tokenizer spells."""
-NOT_OWN = ("builtins", "torch", "transformers", "typing", "abc")
-"""Packages whose classes are not a model's own code."""
+NOT_OWN = ("builtins", "torch", "transformers", "typing", "abc")  # Packages whose classes are not a model's own code
 TEMPORARY = "specctl-onnx-"
 
 
@@ -309,10 +307,8 @@ def _checksum(path: Path) -> list[int]:
 
 
 FACTS_VERSION = 3
-CHAINS = "its onnx graph was made for chains"
-"""Why a graph does not read trees that could have been made to read them."""
-HEAD_CHAINS = "the onnx graph of a draft head reads no trees"
-"""Why no graph of a draft head reads trees."""
+CHAINS = "its onnx graph was made for chains"  # Why a graph does not read trees that could have been made to read them
+HEAD_CHAINS = "the onnx graph of a draft head reads no trees"  # Why no graph of a draft head reads trees
 
 
 def write_small(path: Path, content: str | bytes) -> None:
@@ -332,30 +328,19 @@ def write_small(path: Path, content: str | bytes) -> None:
 
 @dataclass(frozen=True, slots=True)
 class GraphFacts:
-    """Facts about a model that has a stored graph, so that the model itself need not be loaded.
+    """Facts about a model that has a stored graph, so that the model itself need not be loaded."""
 
-    Attributes:
-        rows: width of its logits.
-        context: the most tokens of a sequence.
-        eos: the end-of-sequence ids of its generation settings, sorted.
-        repetition_penalty: of its generation settings; None where they have other rules about tokens too, or settings
-            that specctl cannot honour.
-        everything: whether every layer sees the whole sequence.
-        checked: whether it is compared with a fresh read without being asked to.
-        parameters: how many weights it has.
-        weight_bytes: their size in torch.
-        spelling: of its tokenizer; None where only transformers can spell.
-    """
-
-    rows: int
-    context: int
-    eos: tuple[int, ...]
+    rows: int  # width of its logits
+    context: int  # the most tokens of a sequence
+    eos: tuple[int, ...]  # the end-of-sequence ids of its generation settings, sorted
+    # of its generation settings; None where they have other rules about tokens too, or settings that specctl cannot
+    # honour
     repetition_penalty: float | None
-    everything: bool
-    checked: bool
-    parameters: int
-    weight_bytes: int
-    spelling: Spelling | None
+    everything: bool  # whether every layer sees the whole sequence
+    checked: bool  # whether it is compared with a fresh read without being asked to
+    parameters: int  # how many weights it has
+    weight_bytes: int  # their size in torch
+    spelling: Spelling | None  # of its tokenizer; None where only transformers can spell
 
     @classmethod
     def read(cls, path: Path) -> "GraphFacts | None":
@@ -459,10 +444,8 @@ def _machine(threads: int) -> str:
     return f"{platform.node()}, {threads} threads"
 
 
-FORM = 2
-"""Of derived graphs; those of another form are made anew."""
-NUMBER_OF_SIGNALS = 0xFFFF
-"""Stands for ``signals`` where other graphs have their number of sequences."""
+FORM = 2  # Of derived graphs; those of another form are made anew
+NUMBER_OF_SIGNALS = 0xFFFF  # Stands for ``signals`` where other graphs have their number of sequences
 
 
 def derived_graph(path: Path, rows: int | Literal["signals"] | None) -> bytes:

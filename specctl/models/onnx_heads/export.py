@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 Head = TypeVar("Head", bound=nn.Module)
-CACHED = 64
-"""Places of the caches in the pass that is traced."""
+CACHED = 64  # Places of the caches in the pass that is traced
 
 
 class NotingCache(Cache):

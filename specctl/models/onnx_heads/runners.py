@@ -25,21 +25,15 @@ if TYPE_CHECKING:
     from specctl.models.passes.forward import Foresee
     from specctl.models.passes.watching import States
 
-PAST, PRESENT = "past.", "present."
-"""How the names of a cache begin, before a pass and after it."""
+PAST, PRESENT = "past.", "present."  # How the names of a cache begin, before a pass and after it
 
 
 @dataclass(frozen=True, slots=True)
 class SizedPass:
-    """A pass of one size.
+    """A pass of one size."""
 
-    Attributes:
-        given: its inputs by name, to fill in before it runs.
-        found: its results by name, which the next pass of the same size overwrites.
-    """
-
-    given: Mapping[str, Array]
-    found: Mapping[str, Array]
+    given: Mapping[str, Array]  # its inputs by name, to fill in before it runs
+    found: Mapping[str, Array]  # its results by name, which the next pass of the same size overwrites
     _session: onnxruntime.InferenceSession
     _binding: onnxruntime.IOBinding
 
@@ -128,17 +122,11 @@ PASS, FUSE, REMEMBER, ROW, CONFIDENCE = GRAPH, "fuse.onnx", "remember.onnx", "ro
 
 @dataclass(frozen=True, slots=True)
 class HeadGraphs:
-    """The graphs of a draft head.
+    """The graphs of a draft head."""
 
-    Attributes:
-        folder: which they are in.
-        threads: of their passes.
-        seconds: wall time that was spent on making them; None if they were there.
-    """
-
-    folder: Path
-    threads: int
-    seconds: float | None = None
+    folder: Path  # which they are in
+    threads: int  # of their passes
+    seconds: float | None = None  # wall time that was spent on making them; None if they were there
     _sessions: dict[str, onnxruntime.InferenceSession] = field(
         init=False, repr=False, compare=False, default_factory=dict
     )
@@ -166,15 +154,12 @@ class OnnxChainPasses(DraftHeadPasses):
         head: in eval mode, on the CPU.
         graphs: of it.
         vocabulary: the pair's shared vocabulary V; logits beyond it are padding and are cut off.
-
-    Attributes:
-        threads: of its passes.
     """
 
     head: ChainHead
     engine = "onnx"
     no_trees = HEAD_CHAINS
-    threads: int
+    threads: int  # of its passes
 
     def __init__(self, head: ChainHead, graphs: HeadGraphs, vocabulary: int) -> None:
         self._run_head(head, vocabulary)
@@ -287,13 +272,10 @@ class OnnxBlockPasses(BlockHeadPasses):
         head: in eval mode, on the CPU.
         graphs: of it.
         vocabulary: the pair's shared vocabulary V; logits beyond it are padding and are cut off.
-
-    Attributes:
-        threads: of its passes.
     """
 
     engine = "onnx"
-    threads: int
+    threads: int  # of its passes
 
     def __init__(self, head: BlockHead, graphs: HeadGraphs, vocabulary: int) -> None:
         self._run_head(head, vocabulary)

@@ -10,8 +10,7 @@ from specctl.models.placing.placement import named_devices
 from specctl.profile.schema import ModelTable
 
 _SIZE = re.compile(r"(?<![A-Za-z0-9.])(\d+(?:\.\d+)?)([bm])(?![A-Za-z0-9])", re.IGNORECASE)
-_BYTES = 2
-"""Bytes of a weight in 16 bits, as most of the hub's models are stored."""
+_BYTES = 2  # Bytes of a weight in 16 bits, as most of the hub's models are stored
 
 
 def absence(tables: Sequence[tuple[str, ModelTable]], here: Iterable[str]) -> AbsentError:

@@ -56,34 +56,24 @@ def may_be_there(devices: Path = DEVICES) -> bool:
     return any(any(devices.glob(name)) for kind in kinds for name in DRIVERS[kind])
 
 
-DESCRIBED = "as --memory describes it"
-"""The label of a device that is not here."""
+DESCRIBED = "as --memory describes it"  # The label of a device that is not here
 _DEVICE = re.compile(r"cpu|cuda:(0|[1-9]\d?)")
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Memory that a checkpoint needs, estimated before its weights are loaded.
+    """Memory that a checkpoint needs, estimated before its weights are loaded."""
 
-    Attributes:
-        parameters: number of weights in the model; in the text model of one that also reads pictures.
-        stored_bytes: size of the weight files.
-        stored_dtype: the dtype in the configuration, else of most weights, such as ``bfloat16``.
-        quantised: whether the files hold packed weights, whose size does not depend on the dtype.
-        cached_values: numbers in the KV cache per token over all layers; sliding windows are ignored.
-        quantization: how the weights are quantised while they are loaded; None if they are not.
-        not_loaded: bytes of the files that belong to other parts of a quantised model than its text model.
-        unread: why the weight headers could not be read, so that sizes are computed from the configuration; None if
-            they were read.
-    """
-
-    parameters: int
-    stored_bytes: int
-    stored_dtype: str
-    quantised: bool
-    cached_values: int
+    parameters: int  # number of weights in the model; in the text model of one that also reads pictures
+    stored_bytes: int  # size of the weight files
+    stored_dtype: str  # the dtype in the configuration, else of most weights, such as ``bfloat16``
+    quantised: bool  # whether the files hold packed weights, whose size does not depend on the dtype
+    cached_values: int  # numbers in the KV cache per token over all layers; sliding windows are ignored
+    # how the weights are quantised while they are loaded; None if they are not
     quantization: "Quantization | None" = None
-    not_loaded: int = 0
+    not_loaded: int = 0  # bytes of the files that belong to other parts of a quantised model than its text model
+    # why the weight headers could not be read, so that sizes are computed from the configuration; None if they were
+    # read
     unread: ModelError | None = None
 
     def weight_bytes(self, dtype: str) -> int:
@@ -255,10 +245,8 @@ def working_bytes(need: Estimate, dtype: str, tokens: int, engine: Engine, *, on
     return int(cache * chosen.spare) + WORKSPACES + CUDA_CONTEXT * first + chosen.kept
 
 
-SECONDS = 5
-"""Time limit for nvidia-smi."""
-WSL = "/usr/lib/wsl/lib"
-"""Where Windows puts nvidia-smi, which is not on every PATH."""
+SECONDS = 5  # Time limit for nvidia-smi
+WSL = "/usr/lib/wsl/lib"  # Where Windows puts nvidia-smi, which is not on every PATH
 OLDEST_DRIVER = {11: 450, 12: 525, 13: 580}
 """The oldest branch of the driver on Linux that runs programs built with a major version of CUDA (NVIDIA, CUDA Toolkit
 Release Notes, minor version compatibility)."""
@@ -278,25 +266,15 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class Graphics:
-    """The cards of a machine, and whether torch can use them.
+    """The cards of a machine, and whether torch can use them."""
 
-    Attributes:
-        driver: its version, such as ``580.82.07``; None without one.
-        cards: in the driver's order.
-        torch_version: torch's.
-        built_for: the version of CUDA that torch was built for; None for a build without CUDA.
-        architectures: what torch has kernels for, such as ``sm_90``; empty where that is not known.
-        usable: the number of devices that torch sees.
-        hidden: CUDA_VISIBLE_DEVICES; None if it is not set.
-    """
-
-    driver: str | None
-    cards: tuple[Card, ...]
-    torch_version: str
-    built_for: str | None
-    architectures: tuple[str, ...] = ()
-    usable: int = 0
-    hidden: str | None = None
+    driver: str | None  # its version, such as ``580.82.07``; None without one
+    cards: tuple[Card, ...]  # in the driver's order
+    torch_version: str  # torch's
+    built_for: str | None  # the version of CUDA that torch was built for; None for a build without CUDA
+    architectures: tuple[str, ...] = ()  # what torch has kernels for, such as ``sm_90``; empty where that is not known
+    usable: int = 0  # the number of devices that torch sees
+    hidden: str | None = None  # CUDA_VISIBLE_DEVICES; None if it is not set
 
     @property
     def oldest_driver(self) -> int | None:

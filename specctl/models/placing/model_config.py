@@ -20,14 +20,10 @@ Check = Callable[[Any], bool]
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What configurations of a family may leave out.
+    """What configurations of a family may leave out."""
 
-    Attributes:
-        ties: whether the output layer is the embeddings where the file does not say.
-        required: keys that the file must have, because transformers has its own numbers for them.
-    """
-
-    ties: bool = False
+    ties: bool = False  # whether the output layer is the embeddings where the file does not say
+    # keys that the file must have, because transformers has its own numbers for them
     required: tuple[str, ...] = ("num_key_value_heads",)
 
 
@@ -205,31 +201,18 @@ def _all_known(settings: Mapping[str, Any], checks: Mapping[str, Check]) -> bool
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """What is needed of a checkpoint's configuration before a model is made from it.
+    """What is needed of a checkpoint's configuration before a model is made from it."""
 
-    Attributes:
-        whole: transformers' configuration; None for a well-known family, where it was not needed.
-        architecture: the class that it names, else its family.
-        context: the most tokens of a sequence; None where there is no limit.
-        vocabulary: rows of its embeddings.
-        hidden_size: width of its states.
-        ties: whether the output layer is the embeddings.
-        eos: its ``eos_token_id``.
-        dtype: of its weights; None where it names none.
-        quantised: whether its weights are packed.
-        wraps: whether it is a wrapper around a text decoder, which alone is loaded.
-    """
-
-    whole: Any
-    architecture: str
-    context: int | None
-    vocabulary: int
-    hidden_size: int
-    ties: bool
-    eos: int | list[int] | None
-    dtype: str | None
-    quantised: bool
-    wraps: bool = False
+    whole: Any  # transformers' configuration; None for a well-known family, where it was not needed
+    architecture: str  # the class that it names, else its family
+    context: int | None  # the most tokens of a sequence; None where there is no limit
+    vocabulary: int  # rows of its embeddings
+    hidden_size: int  # width of its states
+    ties: bool  # whether the output layer is the embeddings
+    eos: int | list[int] | None  # its ``eos_token_id``
+    dtype: str | None  # of its weights; None where it names none
+    quantised: bool  # whether its weights are packed
+    wraps: bool = False  # whether it is a wrapper around a text decoder, which alone is loaded
     _cached_values: int | None = None
 
     @property

@@ -29,23 +29,15 @@ ROOM_FOR_WORK = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where and how a model is loaded.
+    """Where and how a model is loaded."""
 
-    Attributes:
-        device_map: a device such as ``cuda:0`` or ``cpu``, an accelerate strategy, or a map from module to device.
-        max_memory: for a strategy, the bytes each device may take; None otherwise.
-        dtype: of the weights, never ``auto``.
-        shares: bytes of weights expected on each device, by device name.
-        sharded: how the model is split over processes with a device each; None for one process.
-        shards: the number of processes.
-    """
-
+    # a device such as ``cuda:0`` or ``cpu``, an accelerate strategy, or a map from module to device
     device_map: str | dict[str, int | str]
-    max_memory: dict[int | str, int] | None
-    dtype: str
-    shares: dict[str, int]
-    sharded: Kind | None = None
-    shards: int = 1
+    max_memory: dict[int | str, int] | None  # for a strategy, the bytes each device may take; None otherwise
+    dtype: str  # of the weights, never ``auto``
+    shares: dict[str, int]  # bytes of weights expected on each device, by device name
+    sharded: Kind | None = None  # how the model is split over processes with a device each; None for one process
+    shards: int = 1  # the number of processes
 
     @property
     def devices(self) -> list[str]:

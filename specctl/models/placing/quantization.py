@@ -16,31 +16,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """How a linear layer's weight is stored on one kind of device.
+    """How a linear layer's weight is stored on one kind of device."""
 
-    Attributes:
-        package: what transformers needs for it.
-        bits: of one weight.
-        row_bytes: bytes beside the weights for each output row, such as the row's scale.
-        groups: group sizes of weights in a row that share a scale and a zero, in the compute dtype; empty for rows.
-        block_bytes: bytes beside the weights for each 64 of them.
-        multiple: the numbers of rows and columns are padded to multiples of these.
-        rows_of: layers whose number of rows is not a multiple of this stay unquantised.
-        dtypes: the dtypes that it can compute in; all of them if empty.
-        usual_dtype: the dtype that ``auto`` means; None for the device's usual one.
-        config: makes the transformers configuration from the dtype, the group and the modules to leave alone.
-    """
-
-    package: str
-    bits: int
+    package: str  # what transformers needs for it
+    bits: int  # of one weight
+    # makes the transformers configuration from the dtype, the group and the modules to leave alone
     config: Callable[[str, int, list[str]], Any]
-    row_bytes: int = 0
+    row_bytes: int = 0  # bytes beside the weights for each output row, such as the row's scale
+    # group sizes of weights in a row that share a scale and a zero, in the compute dtype; empty for rows
     groups: tuple[int, ...] = ()
-    block_bytes: int = 0
-    multiple: tuple[int, int] = (1, 1)
-    rows_of: int = 1
-    dtypes: tuple[str, ...] = ()
-    usual_dtype: str | None = None
+    block_bytes: int = 0  # bytes beside the weights for each 64 of them
+    multiple: tuple[int, int] = (1, 1)  # the numbers of rows and columns are padded to multiples of these
+    rows_of: int = 1  # layers whose number of rows is not a multiple of this stay unquantised
+    dtypes: tuple[str, ...] = ()  # the dtypes that it can compute in; all of them if empty
+    usual_dtype: str | None = None  # the dtype that ``auto`` means; None for the device's usual one
 
     def takes(self, shape: tuple[int, int], group: int) -> bool:
         """Whether a weight of ``(rows, columns)`` can be stored this way."""
@@ -57,21 +46,13 @@ class Scheme:
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """How one model is quantised as it is loaded.
+    """How one model is quantised as it is loaded."""
 
-    Attributes:
-        name: the value of ``quantize``.
-        scheme: how each weight is stored.
-        group: the number of weights that share a scale, for a scheme with groups; else 1.
-        shapes: ``(rows, columns)`` of every weight that is quantised.
-        plain: names of the linear layers that are not quantised.
-    """
-
-    name: str
-    scheme: Scheme
-    group: int
-    shapes: tuple[tuple[int, int], ...]
-    plain: tuple[str, ...]
+    name: str  # the value of ``quantize``
+    scheme: Scheme  # how each weight is stored
+    group: int  # the number of weights that share a scale, for a scheme with groups; else 1
+    shapes: tuple[tuple[int, int], ...]  # ``(rows, columns)`` of every weight that is quantised
+    plain: tuple[str, ...]  # names of the linear layers that are not quantised
 
     @property
     def weights(self) -> int:

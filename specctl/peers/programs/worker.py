@@ -20,31 +20,22 @@ from pathlib import Path
 from time import perf_counter, sleep
 from typing import Any, Protocol
 
-DRAFT = "draft"
-"""The folder of the draft's model, within that of the target's."""
+DRAFT = "draft"  # The folder of the draft's model, within that of the target's
 SHORT = {"float16": "f16", "float32": "f32"}
-LONGEST = 16
-"""Most tokens of a draft that ends by its confidence."""
+LONGEST = 16  # Most tokens of a draft that ends by its confidence
 
 
 @dataclass
 class Answer:
-    """What followed a prompt.
+    """What followed a prompt."""
 
-    Attributes:
-        ids: with the id that ended the text.
-        seconds, first_seconds: from the prompts' ids to the last token, and to the first.
-        passes: of the target, the prompt's not counted; 0 if unknown.
-        drafted: tokens that the draft wrote; 0 if unknown.
-        arrivals: seconds from the prompts' ids to each token; empty if unknown.
-    """
-
-    ids: list[int]
+    ids: list[int]  # with the id that ended the text
+    # seconds, first_seconds: from the prompts' ids to the last token, and to the first
     seconds: float
     first_seconds: float
-    passes: int = 0
-    drafted: int = 0
-    arrivals: list[float] = field(default_factory=list)
+    passes: int = 0  # of the target, the prompt's not counted; 0 if unknown
+    drafted: int = 0  # tokens that the draft wrote; 0 if unknown
+    arrivals: list[float] = field(default_factory=list)  # seconds from the prompts' ids to each token; empty if unknown
 
 
 class Loaded(Protocol):

@@ -260,20 +260,14 @@ def _medians(overheads: Sequence[Sequence[float]], levels: int) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A prompt and the target's greedy output.
+    """A prompt and the target's greedy output."""
 
-    Attributes:
-        prompt, category: the prompt's id and category.
-        ids: token ids of the prompt.
-        tokens: token ids of the output.
-        limit: the token limit of the output.
-    """
-
+    # prompt, category: the prompt's id and category
     prompt: str
     category: str
-    ids: list[int]
-    tokens: list[int]
-    limit: int
+    ids: list[int]  # token ids of the prompt
+    tokens: list[int]  # token ids of the output
+    limit: int  # the token limit of the output
 
 
 def signal_bound(pair: Pair, texts: Iterable[Text], costs: CostTable) -> SignalBound:

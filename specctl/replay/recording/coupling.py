@@ -41,30 +41,19 @@ from specctl.policies import DISTRIBUTION_SIGNALS
 
 @dataclass(slots=True)
 class TextReading:
-    """Reads a finished text with a draft.
+    """Reads a finished text with a draft."""
 
-    Attributes:
-        target, draft: the verifier and the draft.
-        predictors: the draft's trained heads by name, its usual one first.
-        prompt: at least one id.
-        text: N ids that the target wrote, at least one.
-        limit: the token limit under which they were written.
-        depth: the longest draft that shall be replayed.
-        sampling: as the text was generated.
-        generator: on the target's device; draws draft tokens and verdicts when sampling.
-        eos: ids that end a sequence.
-    """
-
+    # target, draft: the verifier and the draft
     target: Slot
     draft: Slot
-    predictors: Mapping[str, TrainedPredictor]
-    prompt: Sequence[int]
-    text: Sequence[int]
-    limit: int
-    depth: int
-    sampling: Sampling
-    generator: torch.Generator
-    eos: frozenset[int]
+    predictors: Mapping[str, TrainedPredictor]  # the draft's trained heads by name, its usual one first
+    prompt: Sequence[int]  # at least one id
+    text: Sequence[int]  # N ids that the target wrote, at least one
+    limit: int  # the token limit under which they were written
+    depth: int  # the longest draft that shall be replayed
+    sampling: Sampling  # as the text was generated
+    generator: torch.Generator  # on the target's device; draws draft tokens and verdicts when sampling
+    eos: frozenset[int]  # ids that end a sequence
 
 
 def draw_draft_tokens(
@@ -104,19 +93,12 @@ def draw_draft_tokens(
 
 
 class InBlocks(NamedTuple):
-    """The next draft token of T rounds.
+    """The next draft token of T rounds."""
 
-    Attributes:
-        tokens: of each round.
-        accepted: whether the token is accepted, if those before it are.
-        weights: w after the token.
-        passing: h before the token: the probability that the tokens before it pass, if the draft continues.
-    """
-
-    tokens: list[int]
-    accepted: list[bool]
-    weights: list[float]
-    passing: list[float]
+    tokens: list[int]  # of each round
+    accepted: list[bool]  # whether the token is accepted, if those before it are
+    weights: list[float]  # w after the token
+    passing: list[float]  # h before the token: the probability that the tokens before it pass, if the draft continues
 
 
 def draw_in_blocks(
@@ -145,14 +127,10 @@ def draw_in_blocks(
 
 
 class AfterRejected(NamedTuple):
-    """Draft tokens after a rejected one, as columns.
+    """Draft tokens after a rejected one, as columns."""
 
-    Attributes:
-        tokens: at least one.
-        weights, passing: of each token, see `InBlocks`.
-    """
-
-    tokens: list[int]
+    tokens: list[int]  # at least one
+    # weights, passing: of each token, see `InBlocks`
     weights: list[float]
     passing: list[float]
 
@@ -205,36 +183,24 @@ def _passing(weights: Sequence[float], surplus: Sequence[float]) -> list[float]:
     return [z / (z + 1 - w) if w < 1 else 1.0 for w, z in zip(weights, surplus, strict=True)]
 
 
-HELD = 512
-"""Distributions of the draft that are held at once, while it continues alone."""
+HELD = 512  # Distributions of the draft that are held at once, while it continues alone
 
 
 @dataclass(slots=True, eq=False)
 class Tail:
-    """The tokens of a block from the rejected one on: final ones, then tokens that the verifier has not read yet.
+    """The tokens of a block from the rejected one on: final ones, then tokens that the verifier has not read yet."""
 
-    Attributes:
-        position: of the first token in the text that it departs from.
-        room: the most tokens.
-        eos: ids that no token can follow.
-        tokens: the final ones, at least one.
-        values: of each final token, `DISTRIBUTION_SIGNALS`, then each head's prediction.
-        weights, passing: of each final token, see `InBlocks`.
-        drafted: the tokens after them, with which the draft alone continued.
-        drafted_values: of each of ``drafted``.
-        logits: ``(V,)`` of each of ``drafted``.
-    """
-
-    position: int
-    room: int
-    eos: frozenset[int]
-    tokens: list[int]
-    values: list[list[float]]
+    position: int  # of the first token in the text that it departs from
+    room: int  # the most tokens
+    eos: frozenset[int]  # ids that no token can follow
+    tokens: list[int]  # the final ones, at least one
+    values: list[list[float]]  # of each final token, `DISTRIBUTION_SIGNALS`, then each head's prediction
+    # weights, passing: of each final token, see `InBlocks`
     weights: list[float]
     passing: list[float]
-    drafted: list[int] = field(default_factory=list)
-    drafted_values: list[list[float]] = field(default_factory=list)
-    logits: list[torch.Tensor] = field(default_factory=list)
+    drafted: list[int] = field(default_factory=list)  # the tokens after them, with which the draft alone continued
+    drafted_values: list[list[float]] = field(default_factory=list)  # of each of ``drafted``
+    logits: list[torch.Tensor] = field(default_factory=list)  # ``(V,)`` of each of ``drafted``
 
     @property
     def full(self) -> bool:

@@ -22,8 +22,7 @@ from specctl.policies import DISTRIBUTION_SIGNALS
 from specctl.replay.recording.coupling import HELD, Detours, Tail, TextReading, draw_draft_tokens, draw_in_blocks
 from specctl.replay.traces import BlockChances, DraftSteps, Recorded, draft_steps, recorded_by_start
 
-TOKENS = 128
-"""Tokens of the blocks in one pass, whose logits are held at once."""
+TOKENS = 128  # Tokens of the blocks in one pass, whose logits are held at once
 
 
 class OneByOne:
@@ -216,32 +215,21 @@ def starts_of(draft: Slot, verifier: ReadText, sequence: Sequence[int], before: 
 
 @dataclass(slots=True, eq=False)
 class Row:
-    """The tokens of the round that begins at one position, as they are drawn.
+    """The tokens of the round that begins at one position, as they are drawn."""
 
-    Attributes:
-        start: position in the text.
-        room: the most tokens that it may have.
-        eos: ids that no token can follow.
-        tokens: the draft tokens so far.
-        values: of each token `DISTRIBUTION_SIGNALS`, then each head's prediction, then what DISCO heads read.
-        accepted: how many tokens are accepted before the first that is rejected.
-        chances: when sampling, the acceptance probability of each judged token; in block verification, w.
-        passing: in block verification, h before each token.
-        rejected: whether a token is rejected.
-        tail: in block verification, the rejected token and those after it.
-        foreseen: what the draft predicts, after each token, for the next; empty if it does not.
-    """
-
-    start: int
-    room: int
-    eos: frozenset[int]
-    tokens: list[int] = field(default_factory=list)
+    start: int  # position in the text
+    room: int  # the most tokens that it may have
+    eos: frozenset[int]  # ids that no token can follow
+    tokens: list[int] = field(default_factory=list)  # the draft tokens so far
+    # of each token `DISTRIBUTION_SIGNALS`, then each head's prediction, then what DISCO heads read
     values: list[list[float]] = field(default_factory=list)
-    accepted: int = 0
+    accepted: int = 0  # how many tokens are accepted before the first that is rejected
+    # when sampling, the acceptance probability of each judged token; in block verification, w
     chances: list[float] = field(default_factory=list)
-    passing: list[float] = field(default_factory=list)
-    rejected: bool = False
-    tail: Tail | None = None
+    passing: list[float] = field(default_factory=list)  # in block verification, h before each token
+    rejected: bool = False  # whether a token is rejected
+    tail: Tail | None = None  # in block verification, the rejected token and those after it
+    # what the draft predicts, after each token, for the next; empty if it does not
     foreseen: list[float] = field(default_factory=list)
 
     def __len__(self) -> int:

@@ -29,21 +29,16 @@ from specctl.text_engine.hub import Hub
 from specctl.text_engine.pair_rows import passes_of, split, why_alone
 
 LENGTHS = (0, 1, 2, 3, 4, 5, 6, 7, 9, 11, 15, 23, 40)
-BATCH_LENGTHS = (0, 1, 2, 3, 4, 6, 9, 15, 40)
-"""Draft lengths that are timed, with one text and with several at once."""
+BATCH_LENGTHS = (0, 1, 2, 3, 4, 6, 9, 15, 40)  # Draft lengths that are timed, with one text and with several at once
 IN_A_ROW, ALONE = 3, 12
 """Consecutive rounds of one length, and of those without a draft. The latter follow one another in a run of the target
 alone and are faster then, because its weights are still in the processor's cache."""
-NOT_COUNTED, WARMING = 1, 4
-"""How many of these rounds, the first ones, are not counted."""
-CATCHING_UP = (8, 32, 128)
-"""Numbers of tokens for which is timed how long a draft takes to catch up with a text."""
+NOT_COUNTED, WARMING = 1, 4  # How many of these rounds, the first ones, are not counted
+CATCHING_UP = (8, 32, 128)  # Numbers of tokens for which is timed how long a draft takes to catch up with a text
 WARM_UPS = 1
 PASSES = WARM_UPS + 4
-BATCH_PASSES = WARM_UPS + 3
-"""Passes over all lengths, with one text and with several at once."""
-TYPICAL = 4
-"""The draft length at which signals are priced."""
+BATCH_PASSES = WARM_UPS + 3  # Passes over all lengths, with one text and with several at once
+TYPICAL = 4  # The draft length at which signals are priced
 
 SignalSet = frozenset[Signal]
 

@@ -33,15 +33,10 @@ from specctl.replay.traces import (
 
 @dataclass(slots=True)
 class _Rounds:
-    """The rounds whose tokens are all accepted so far, with the same w.
+    """The rounds whose tokens are all accepted so far, with the same w."""
 
-    Attributes:
-        weight: w.
-        starts: where they began.
-    """
-
-    weight: float
-    starts: list[int]
+    weight: float  # w
+    starts: list[int]  # where they began
 
 
 @dataclass(slots=True)
