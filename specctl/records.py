@@ -171,7 +171,8 @@ class Round:
     @property
     def emitted(self) -> tuple[int, ...]:
         """The tokens this round adds to the sequence."""
-        return self.accepted_tokens if self.extra is None else (*self.accepted_tokens, self.extra)
+        extra = () if self.extra is None else (self.extra,)
+        return (*self.accepted_tokens, *extra) if self.accepted else extra
 
     @property
     def summary(self) -> RoundSummary:

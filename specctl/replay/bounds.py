@@ -29,7 +29,7 @@ HALVINGS = 30
 
 @dataclass(slots=True)
 class Solved(Rule):
-    """Stops where the value of continuing is not above 0; it is tabulated over log S and the class of the last token."""
+    """Stops where the value of continuing is not above 0, which is tabulated over log S and the last token's class."""
 
     # ``(4,)`` of 1, log-odds of the top probability, sqrt(entropy) and log of the token's index; their sum is the logit
     # of the token's acceptance

@@ -184,13 +184,17 @@ def judged(sampling: "Sampling", forwards: Sequence[Forward], drafted: Sequence[
 
 def _joined(rows: Sequence[Numbers]) -> tuple[Logits, list[slice]]:
     """The logits of texts one below the other, and where those of each are."""
+    if len(rows) == 1:
+        return logits_over(rows[0]), [slice(0, len(rows[0]))]
     ends = [*accumulate(map(len, rows))]
     parts = [slice(end - len(each), end) for each, end in zip(rows, ends, strict=True)]
-    return logits_over(rows[0] if len(rows) == 1 else joined_numbers(rows)), parts
+    return logits_over(joined_numbers(rows)), parts
 
 
 def _choices(rows: Sequence[Numbers]) -> list[tuple[list[int], list[float]]]:
     """`Logits.best` of each text, found by one call."""
+    if len(rows) == 1:
+        return [logits_over(rows[0]).best()]
     logits, parts = _joined(rows)
     choices, values = logits.best()
     return [(choices[part], values[part]) for part in parts]

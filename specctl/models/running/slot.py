@@ -148,7 +148,7 @@ class Slot(Facts):
         earlier rounds.
         """
         # A head may know more states than it has read tokens.
-        self._length = self.passes.rollback(self.number, length if self.reads_states else min(length, self.length))
+        self._length = self.passes.rollback(self.number, length if self.layers else min(length, self.length))
 
     def begin(self, prompt: int) -> None:
         """Begin a text with a prompt of ``prompt`` tokens, of which the cache may hold some.
@@ -212,7 +212,7 @@ class Slot(Facts):
     @property
     def judges(self) -> bool:
         """Whether `extend_judged` judges the drafts of several texts at once."""
-        return self._shared or self.passes.judges
+        return self._shared or (not self._counts and self.passes.judges)  # an engine judges no texts alone
 
     @property
     def engine(self) -> str:
