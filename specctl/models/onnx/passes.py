@@ -241,7 +241,7 @@ class OnnxPasses(Passes):
         self._missed_signals = 0  # passes that wanted signals which no graph computed
         self._can_signal = 0 < self.rows_bytes <= SMALL and graph.columns <= vocabulary
         self.capacity = min(CAPACITY, context)
-        self._buffers = self._allocated()
+        self._buffers = self._allocated(self.capacity)
         self.token_bytes = sum(int(buffer[:1, :, :1].nbytes) for buffer in self._buffers.values())
         # Attention on a GPU wants the number of tokens on the host and the one before on the device.
         self._before = _Integers(np.zeros(1, dtype=np.int32), memory)
@@ -315,17 +315,18 @@ class OnnxPasses(Passes):
         """Make room for this number of tokens of each sequence."""
         if tokens <= self.capacity:
             return
-        old, filled = self._buffers, self.capacity
+        filled = self.capacity
         # Padding of a `FixedWidthPasses` may end beyond the context.
-        self.capacity = max(tokens, 2 * filled)
-        self._buffers = self._allocated()
-        for name, buffer in self._buffers.items():
-            buffer[:, :, :filled] = old[name][:, :, :filled]
+        capacity = max(tokens, 2 * filled)
+        grown = self._allocated(capacity)
+        for name, buffer in grown.items():
+            buffer[:, :, :filled] = self._buffers[name][:, :, :filled]
+        self._buffers, self.capacity = grown, capacity  # not before all are there: memory may run out
         self._bound_one.clear()
         self._bound.clear()
 
-    def _allocated(self) -> dict[str, Any]:
-        capacity = self.capacity + self._narrowest - 1
+    def _allocated(self, capacity: int) -> dict[str, Any]:
+        capacity += self._narrowest - 1
         # Zeros: what lies after the sequence is multiplied by 0, and uninitialised memory may hold NaN.
         return {
             name: self.memory.zeros((self.slots, heads, capacity, size), self.graph.dtype)

@@ -1,11 +1,15 @@
 """What a text of a batch is given is what a pass over it alone gives."""
 
 import random
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from specctl.models.onnx import passes as passes_module
+from specctl.models.onnx.graph import HostMemory
 from specctl.models.onnx.passes import AGAIN, RISING, WIDEST, OnnxPasses, PassWays
 from specctl.models.running.passes import Request
 from specctl.models.running.slot import Slot
@@ -75,6 +79,36 @@ def test_few_texts_of_many_are_read_alike_however_that_is_done(monkeypatch: pyte
                 np.testing.assert_array_equal(found.hidden, wanted.hidden)
     assert sorted(passes._sessions) == [4, 8, 9]
     assert 4 < len(passes._bound) <= passes_module.MOST_BOUND
+
+
+@pytest.mark.parametrize("rows", [1, ROWS])
+def test_where_memory_runs_out_all_goes_on_in_the_buffers_that_are_there(
+    rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(passes_module, "CAPACITY", 16)
+    one = runner_of("llama")
+    passes, alone = one.over(rows) if rows > 1 else one.passes, one.fresh()
+    first, second, rest = list(range(10)), list(range(10, 15)), list(range(15, 40))
+    passes.run([Request(0, 0, first, 0)])
+    alone.extend(first, 0)
+    made: list[object] = []
+    zeros = HostMemory.zeros
+
+    def full(memory: HostMemory, shape: Sequence[int], dtype: str) -> npt.NDArray[Any]:
+        if made:
+            raise MemoryError
+        made.append(shape)
+        return zeros(memory, shape, dtype)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(HostMemory, "zeros", full)
+        with pytest.raises(MemoryError):
+            passes.run([Request(0, 10, [*second, *rest], 1)])
+    assert isinstance(passes, OnnxPasses)
+    assert passes.capacity == 16, "a pass would write beyond the buffers"
+    for after, tokens in ((10, second), (15, rest)):
+        (found,) = passes.run([Request(0, after, tokens, 1)])
+        np.testing.assert_array_equal(found.rows, np.asarray(alone.extend(tokens, 1).rows))
 
 
 def counted_steps(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
