@@ -95,21 +95,21 @@ class Transcript:
         answer = {} if last.answer is None else {"completion": last.answer, "finish_reason": reasons[-1]}
         return {"messages": [*first, *self.messages], **answer, "metrics": metrics.as_record()}
 
-    def save(self, path: Path, *, chat: bool, system: str | None, beside: Outputs | None = None) -> None:
+    def save(self, path: Path, *, chat: bool, system: str | None, others: Outputs | None = None) -> None:
         """Append `as_record` to a file as one line.
 
         Args:
             path: the file.
-            chat, system: as in `as_record`.
-            beside: outputs and inputs; the file may not be one of them.
+            chat, system: see `as_record`.
+            others: outputs and inputs; the file may not be one of them.
 
         Raises:
-            UsageError: nothing has been said, the file holds something else or is one of ``beside``, another process
+            UsageError: nothing has been said, the file holds something else or is one of ``others``, another process
                 is writing it, or it cannot be written.
             OutputError: the line cannot be written whole; the file is then unchanged.
         """
         record = self.as_record(chat=chat, system=system)
-        with (beside or Outputs()).further() as outputs:
+        with (others or Outputs()).further() as outputs:
             file = outputs.file("conversation", path, resumed=True)
             if file.continued and (found := content_of(path)) not in (None, Content.PROMPTS, Content.COMPLETIONS):
                 raise UsageError(f"{path} holds {found}, not conversations", "name another file")
@@ -361,7 +361,7 @@ class Chat:
     def save(self, path: Path) -> None:
         """Append the conversation to a file; see `Transcript.save`."""
         system = self.profile.prompt.system
-        self.transcript.save(path, chat=self.through_template, system=system, beside=self._outputs)
+        self.transcript.save(path, chat=self.through_template, system=system, others=self._outputs)
 
     def _put(self, profile: Profile) -> None:
         self._require_template(profile)

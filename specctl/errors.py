@@ -65,7 +65,7 @@ class SpecctlError(Exception):
         self.message = message
         self.hint = hint
         if hint:
-            self.add_note(hint)  # in tracebacks, and not in `str`, which programs show beside the hint
+            self.add_note(hint)  # in tracebacks, and not in `str`, which programs show next to the hint
 
     @property
     def full_message(self) -> str:

@@ -20,7 +20,7 @@ from specctl.printable import escaped
 
 T = TypeVar("T")
 
-SCHEMA_VERSION = 1  # ``schema_version`` of the first line, unless a format has its own; another version is refused
+SCHEMA_VERSION = 1  # ``schema_version`` of the first line, unless a format has its own; another version is rejected
 
 
 class Content(StrEnum):

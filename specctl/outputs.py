@@ -310,7 +310,7 @@ class Outputs:
             role: what it is, for messages.
             path: the folder; None for no folder.
             written: patterns of the names that will be written in it; other files in the folder stay.
-            resumed: as in `file`.
+            resumed: see `file`.
 
         Raises:
             UsageError: as `file`.

@@ -1,4 +1,4 @@
-"""Sampling settings in a record: the object ``sampling``, or OpenAI's names beside the prompt."""
+"""Sampling settings in a record: the object ``sampling``, or OpenAI's names next to the prompt."""
 
 import json
 from collections.abc import Mapping

@@ -160,7 +160,7 @@ class Round:
 
     @property
     def fully_accepted(self) -> bool:
-        """Whether nothing was rejected; beside an accepted end of sequence a tree may be deeper."""
+        """Whether nothing was rejected; next to an accepted end of sequence a tree may be deeper."""
         return self.accepted == len(self.steps) or self.extra is None
 
     @property

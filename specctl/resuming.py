@@ -467,7 +467,7 @@ VERSION = 1
 
 
 class RunFile:
-    """What made a file of results, in a file beside it: a first line of the results themselves would be in the way of
+    """What made a file of results, in a file next to it: a first line of the results themselves would be in the way of
     every program that takes one line for one record.
 
     Args:

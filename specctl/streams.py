@@ -86,7 +86,7 @@ class Closed(io.TextIOBase):
 
 
 def replace_closed() -> None:
-    """Put something in the place of closed standard streams, so that no file gets a number that libraries write to."""
+    """Put something in place of closed standard streams, so that no file gets a number that libraries write to."""
     missing = [stream is None for stream in (sys.stdin, sys.stdout, sys.stderr)]
     if not any(missing):
         return

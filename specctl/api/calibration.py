@@ -29,7 +29,7 @@ class Calibrated:
     Attributes:
         policy: the policy to use with its settings, as ``--policy`` writes it; ``none`` where no draft pays.
         tokens_per_second: measured live, or without ``verify`` predicted.
-        speedup: over the target alone, likewise, with the ends of its 95% interval; None where there are too few
+        speedup: over the target alone, too, with the ends of its 95% interval; None where there are too few
             prompts for one.
         verdict: what to use, in a sentence, with what it was compared with.
         ranking: each policy's best setting and its tokens per second, the fastest first.

@@ -204,7 +204,7 @@ class Decoder:
     def stream(self, prompt: Prompt, **sampling: Unpack[SamplingSettings]) -> Iterator[str]:
         """`generate` piece by piece: text as rounds end, together the completion's text.
 
-        Closing the iterator ends the text. Errors as in `generate`, when the first piece is asked for.
+        Closing the iterator ends the text. Errors: see `generate`, when the first piece is asked for.
         """
         request = self._request(prompt, sampling)
         stream = TextStream(self.pair.tokenizer, request.prompt, self.pair.eos)
@@ -298,7 +298,7 @@ class Decoder:
     def chat(self, system: str | None = None, **sampling: Unpack[SamplingSettings]) -> Chat:
         """A conversation: ``ask`` takes a turn and returns the answer; through the chat template as in `generate`.
 
-        It shares the models: after a text written between two turns the next one reads the conversation anew.
+        It shares the models: after a text written between two turns the next one reads the conversation again.
 
         Args:
             system: a system message.

@@ -47,7 +47,7 @@ METHODS = {
     "constraints": "constraints need beams",
     "force_words_ids": "forced words need beams",
 }
-"""Settings that ask for another way to generate, and why they are refused."""
+"""Settings that ask for another way to generate, and why they are rejected."""
 OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 
 

@@ -223,7 +223,7 @@ def lengths_by_category(digest: Digest, look: dict[str, Look]) -> Picture:
         "Drafted and accepted tokens per round, and the acceptance rate",
         f"What to see: the dark part of a bar was accepted, the pale part was discarded; "
         f"{keenest.candidate} wastes least, {keenest.acceptance_rate:.0%} accepted overall. Means over rounds; the "
-        "percentage behind a bar is accepted / drafted.",
+        "percentage after a bar is accepted / drafted.",
         panel_height(parts, names),
     )
     for axes, (name, summaries) in zip(

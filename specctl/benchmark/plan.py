@@ -46,7 +46,7 @@ def require_same(old: Header, plan: Plan, path: Path) -> None:
         # A file continues with its own number: the requested one may not have been possible.
         **({} if old.batch == 1 or plan.batch == "auto" else {"batch": min(plan.batch, len(plan.suite.prompts))}),
     }
-    # Whether a candidate runs eagerly beside the others is known when the models are loaded; the file's run on.
+    # Whether a candidate runs eagerly next to the others is known when the models are loaded; the file's run on.
     found = {name: getattr(old, name) for name in wanted}
     found["candidates"] = [one for one in old.candidates if one.engine is None]
     for name, value in wanted.items():

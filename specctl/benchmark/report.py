@@ -408,7 +408,7 @@ def _not_run(digest: Digest) -> str:
 
 
 def _counterparts(digest: Digest) -> str:
-    """How to read candidates that run eagerly beside others; empty where there are none, or nothing else."""
+    """How to read candidates that run eagerly next to others; empty where there are none, or nothing else."""
     header = digest.results.header
     eager = [one.candidate for one in digest.overall if header.engine_of(one.candidate) == "eager"]
     faster = {header.engine_of(one.candidate) for one in digest.overall if one.candidate not in eager} - {None}

@@ -115,7 +115,7 @@ def header_of(
 ) -> Header:
     """The header of a benchmark that begins now; ``peers`` are those in processes of their own, by label.
 
-    A candidate that is to run eagerly beside others is left out where all do.
+    A candidate that is to run eagerly next to others is left out where all do.
     """
     candidates = plan.candidates
     facts = gather(pair, plan.profile, plan.suite)
@@ -179,7 +179,7 @@ def run_by_replicas(
 
     Args:
         replicas: starts replicas that answer as `benchmarking` says, each on devices of its own.
-        plan, output, watch, earlier: as in `run_benchmark`.
+        plan, output, watch, earlier: see `run_benchmark`.
 
     Raises:
         UsageError: the replicas, or those of the earlier benchmark, run on unlike devices.

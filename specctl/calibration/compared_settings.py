@@ -183,7 +183,7 @@ class Space:
 
     coarse: Options  # searched first
     # searched second, limited to the policies that the coarse search ends with; the same object as ``coarse`` if there
-    # is no second search
+    # is not a second search
     fine: Options
 
     @property
@@ -208,7 +208,7 @@ class ComparedSettings:
     candidates: list[Setting]  # settings that may be chosen; all are replayed
     also_ranked: list[Setting]  # settings that are ranked too, but not chosen
     space: Space | None  # for a hierarchy, the settings of each level; their combinations are too many to replay all
-    # the policy that needs no calibration, with its defaults; it is run live beside the chosen setting
+    # the policy that needs no calibration, with its defaults; it is run live next to the chosen setting
     untuned: Setting | None = None
     at_least: int = 0  # the least length of drafts that traces shall hold
 

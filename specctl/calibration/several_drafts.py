@@ -134,7 +134,7 @@ def run_live(
 
 
 def standings_table(standings: Sequence[Standing]) -> Table:
-    """The entrants beside each other."""
+    """The entrants next to each other."""
     how = "measured" if any(one.measured is not None for one in standings) else "predicted"
     columns: Columns[Standing] = {
         "profile": lambda one: one.entrant.name,

@@ -51,7 +51,7 @@ class DoctorRequest:
         default=False,
     )
     devices: bool = option(
-        "Show GPUs, memory, engine and the best speedup to expect. Loads no weights; tells what weights and caches "
+        "Show GPUs, memory, engine and the best speedup to expect. Loads no weights; shows what weights and caches "
         "take, how long passes take at least, and the acceptance rate above which drafting pays.",
         "--devices",
         default=False,
@@ -482,7 +482,7 @@ def draft_sections(found: "DraftSearch") -> "Iterator[Section]":
     if found.left_out:
         more = len(found.left_out) - SHOWN
         rows = dict([*found.left_out.items()][:SHOWN])
-        yield "no drafts for this target", rows | ({"and": f"{more} more (--json tells why)"} if more > 0 else {})
+        yield "no drafts for this target", rows | ({"and": f"{more} more (--json shows why)"} if more > 0 else {})
     rows = dict.fromkeys(found.on_hub, "made from this target; `hf download` fetches it, and then more can be said")
     yield "on the hub", rows or {"none": found.hub or "nothing new"}
     if found.compare:

@@ -70,7 +70,7 @@ class RecordOptions:
 
 @dataclass(frozen=True, slots=True)
 class ResultOptions:
-    """What a result holds, and what is shown beside it."""
+    """What a result holds, and what is shown next to it."""
 
     panel = SHOWN
     json_: bool = option("Print the result for PROMPT as one JSON document.", "--json", default=False)

@@ -49,13 +49,13 @@ def load(
         profile: names the models and how their passes run.
         progress: shows what is loaded.
         expected_tokens: number of tokens to generate in all, 0 if unknown; decides whether compiling pays.
-        drafts, above, heads, with_predictors: as in `load_pair`.
+        drafts, above, heads, with_predictors: see `load_pair`.
         foreign_head: use heads that were trained on another draft, with a warning.
         tree: the size of the trees that drafts are to be, None for chains, or what the profile says.
         longest: the most tokens drafted in a round; None for what the profile says.
         quiet: show only warnings.
-        torch_weights: as in `load_pair`: whether the transformers models run too.
-        models: as in `load_pair`.
+        torch_weights: see `load_pair`: whether the transformers models run too.
+        models: see `load_pair`.
     """
     from specctl.terminal.progress import note
 
@@ -86,7 +86,7 @@ def load(
             warn(pair.threads.warning)
         for role, runner in (("target", pair.target), *(("draft", draft) for draft in pair.drafts[:1])):
             if tree is not None and (why := runner.no_trees):
-                notice(f"drafts are no trees: the {role} reads chains only, because {why}")
+                notice(f"drafts are not trees: the {role} reads chains only, because {why}")
                 break
         # On CUDA also what is not captured: libraries and kernels are loaded by the first pass of each kind.
         if pair.preparing_seconds is not None or pair.target.device.type == "cuda":
@@ -122,7 +122,7 @@ def start_replicas(
     Args:
         replication: how many, and where.
         profile: of the pair.
-        maker: as in `specctl.text_engine.job.Job`.
+        maker: see `specctl.text_engine.job.Job`.
         setup: of the job, without the profile and its share of the tokens.
         progress: shows that they are starting.
         expected_tokens: number of tokens to generate in all, 0 if unknown; None for a job that does not ask.
@@ -131,7 +131,7 @@ def start_replicas(
         exclusive: whether nothing may share a replica's devices, because it measures time.
         batch: how many questions each answers at once; its job receives the number too.
         places: the most questions sent to each at once; by default ``batch``.
-        restarts: as in `Job`.
+        restarts: see `Job`.
 
     Raises:
         UsageError: they do not fit on this machine, or Ray is missing or not there.

@@ -164,7 +164,7 @@ def _require_ready(profile: "Profile") -> None:
         names = ", ".join(dict.fromkeys(models.get(where, where) for where in absent))
         print_message(
             f"not checked, because files are not here: {names}. Whether these models exist, share a tokenizer and "
-            "fit this machine is told by specctl doctor once they can be read.",
+            "fit this machine is shown by specctl doctor once they can be read.",
             "note",
         )
         return

@@ -29,7 +29,7 @@ class RecordRun:
 
     Attributes:
         finished: the records that an earlier run finished; None without --resume.
-        turns: the file of finished turns beside the results, where those are in a file.
+        turns: the file of finished turns next to the results, where those are in a file.
         left: how many records an earlier run left; None if that is not known, or there was none.
 
     Raises:

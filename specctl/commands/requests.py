@@ -242,14 +242,14 @@ HelpAll = Annotated[
 """The flag that shows the whole help of a command."""
 
 
-def _parameter(name: str, hint: Any, given: Any, told: str | None = None, panel: str | None = None) -> Parameter:
-    """An option as Typer takes it; ``told`` is another help, ``panel`` that of its group."""
+def _parameter(name: str, hint: Any, given: Any, description: str | None = None, panel: str | None = None) -> Parameter:
+    """An option as Typer takes it; ``description`` is another help, ``panel`` that of its group."""
     if not given.metadata and not hasattr(hint, "__metadata__"):  # the context
         return Parameter(name, Parameter.KEYWORD_ONLY, annotation=hint)
     kind, own = (hint, given.metadata["option"]) if given.metadata else get_args(hint)
     own = copy(own)
     own.help, own.rich_help_panel = (
-        told or own.help,
+        description or own.help,
         (panel if own.rich_help_panel is None else own.rich_help_panel) or None,
     )
     default = Parameter.empty if given.default is ... else given.default
@@ -259,7 +259,7 @@ def _parameter(name: str, hint: Any, given: Any, told: str | None = None, panel:
 def require_unused(
     ctx: typer.Context, option: str, because: str, *, only: type | None = None, but: tuple[str, ...] = ()
 ) -> None:
-    """Refuse options of the command line that have no effect.
+    """Reject options of the command line that have no effect.
 
     Args:
         ctx: of the command.

@@ -1,4 +1,4 @@
-"""`specctl serve`: a pair behind the interface that OpenAI's clients speak."""
+"""`specctl serve`: a pair with the interface that OpenAI's clients speak."""
 
 import json
 import os

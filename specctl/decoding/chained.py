@@ -27,7 +27,7 @@ after a rest, at once."""
 
 
 class Chaining:
-    """Follows a text and its rounds, and says what is copied in the place of a model's draft, or after it.
+    """Follows a text and its rounds, and says what is copied in place of a model's draft, or after it.
 
     Where a text hardly repeats itself and rounds are short the lookup soon takes part in one of nine: looking takes two
     hundredths of a small model's time, and a copy that is now and then right the place of better drafts.
@@ -62,7 +62,7 @@ class Chaining:
         self._text.read(tokens)
 
     def instead(self, written: Sequence[int], budget: int, *, model: Callable[[], bool]) -> list[int]:
-        """What is copied in the place of the model's draft, asked first in a round; empty where the model is to draft.
+        """What is copied in place of the model's draft, asked first in a round; empty where the model is to draft.
 
         Args:
             written: tokens that the text has grown by; before the first round, the rest of the prompt.

@@ -78,7 +78,7 @@ class Drafter(Protocol):
             sequence: the prompt.
             begins: whether a text begins, rather than goes on.
             first: whether the text's next draft is this one's for the target: then its first step may read a prompt of
-                which nothing is cached, and `Draft.prompt_seconds` tells what that took.
+                which nothing is cached, and `Draft.prompt_seconds` shows what that took.
         """
 
     def draft(self, sequence: Sequence[int], budget: int) -> Draft:
@@ -96,7 +96,7 @@ class Drafter(Protocol):
         return 0
 
     def rested(self, rounds: int) -> None:  # noqa: ARG002 - as above
-        """So many of these rounds went by."""
+        """This many of these rounds went by."""
         return
 
     def rollback(self, length: int) -> None:

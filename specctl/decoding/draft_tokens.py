@@ -32,7 +32,7 @@ def read_along(
         text: T ids.
         hidden: whether the hidden states of the first model are wanted.
         cached: whether the caches hold a prefix of the prompt, whatever is after it, of a text that was begun;
-            otherwise the prompt is read anew.
+            otherwise the prompt is read again.
 
     Yields:
         A part of the text, and the pass of each model over it: ``(C, V)`` logits for the C tokens of the part.

@@ -173,7 +173,7 @@ class ModelDrafter:
         )
 
     def _noting(self, draw: Callable[[int], DraftStep], unread: int, steps: int) -> Callable[[int], DraftStep]:
-        """``draw`` where the first step reads ``unread`` tokens of the prompt, and ends when so many steps have."""
+        """``draw`` where the first step reads ``unread`` tokens of the prompt, and ends when this many steps have."""
 
         def noted(index: int) -> DraftStep:
             if index > 1:

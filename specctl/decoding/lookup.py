@@ -21,7 +21,7 @@ class LookupDrafter(Drafter):
     round drafts nothing. Only tokens of the sequence are indexed, never drafted ones.
 
     Every token is certain given the text, so its distribution is one-hot: token by token, a verifier keeps token x with
-    its own probability p(x), and draws from the rest of p after a rejection. Rates are learned anew in each sequence.
+    its own probability p(x), and draws from the rest of p after a rejection. Rates are learned again in each sequence.
 
     Args:
         runner: holds the text.
@@ -98,12 +98,12 @@ class LookupDrafter(Drafter):
         self.runner.rollback(length)
 
 
-LONGEST_GRAM = 3  # The most tokens of the text's end that are looked up anew; a match that goes on right grows beyond
+LONGEST_GRAM = 3  # The most tokens of the text's end that are looked up again; a match that goes on right grows beyond
 BETWEEN = -1  # Stands between texts, and is never copied
 
 
 class Follower:
-    """Follows a growing text in an earlier part of it, as long as they go on alike, else looks its end up anew.
+    """Follows a growing text in an earlier part of it, as long as they go on alike, else looks its end up again.
 
     So what it would copy at a place depends on the text before it alone; and on the earlier answers that it keeps.
 
@@ -155,7 +155,7 @@ class Follower:
         return self._told(match)
 
     def _told(self, match: Match | None) -> Match | None:
-        """A match that tells a token: after the end of an earlier answer there is none."""
+        """A match that shows a token: after the end of an earlier answer there is none."""
         text = self._index.tokens
         return None if match is not None and match.end < len(text) and text[match.end] == BETWEEN else match
 
@@ -219,7 +219,7 @@ class Agreement:
         return match.length / LONGEST if agrees else -match.length / LONGEST
 
     def telling(self, text: Sequence[int], draw: Callable[[int], DraftStep]) -> Callable[[int], DraftStep]:
-        """A function that draws a draft after a text as another one does, and tells the signal of its steps too."""
+        """A function that draws a draft after a text as another one does, and shows the signal of its steps too."""
         self.begin(text)
 
         def with_signal(index: int) -> DraftStep:

@@ -24,7 +24,7 @@ def read_prompt(target: Slot, drafter: Drafter | None, prompt: Sequence[int]) ->
     elif drafter.starts() and not target.whole_prompts:
         prefill(target, drafter, prompt)
     else:
-        target.rollback(drafter.observed)  # what it reads with the first tokens tells the states
+        target.rollback(drafter.observed)  # what it reads with the first tokens gives the states
 
 
 def decode(

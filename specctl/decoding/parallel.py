@@ -45,7 +45,7 @@ class ParallelDrafter(ModelDrafter):
         super().begin(sampling, eos, None if generator is None else offspring(generator, self.runner.device))
 
     def prefill(self, sequence: Sequence[int], *, begins: bool = True, first: bool = True) -> None:  # noqa: ARG002
-        super().prefill(sequence, begins=begins, first=False)  # the prompt is no part of what a pass goes on next to
+        super().prefill(sequence, begins=begins, first=False)  # the prompt is not part of what a pass goes on next to
 
 
 class ParallelRounds:
@@ -179,7 +179,7 @@ def require_parallel(pair: Pair, setting: Setting, draft: int) -> None:
         raise ProfileError(
             f"[draft] parallel: target and draft share {min(shared)}, where they would slow each other down",
             'name another with device = "..." in [target] or [draft], leave out parallel, or set parallel = "force" to '
-            "do it all the same",
+            "do it anyway",
         )
 
 

@@ -53,7 +53,7 @@ class PromptFormat:
         return cls(tokenizer, table.chat, table.system)
 
     def note(self, table: PromptTable) -> str | None:
-        """What to tell a user once a run: that the rule chose the template."""
+        """A note for the user, once a run: that the rule chose the template."""
         if table.chat is None and self.chat:
             return "using the chat template (--raw turns it off)"
         return None

@@ -95,7 +95,7 @@ def verified_round(
     else:
         found = _verified_chain(verifier, draft, sequence, sampling, generator, hidden)
     verdict = found.verdict
-    assert verdict.extra is not None, "the pass has read the place behind the draft"
+    assert verdict.extra is not None, "the pass has read the place after the draft"
     ended = bool(found.accepted) and found.accepted[-1] in eos
     if read is not None:
         read(found.forward, found.probs, found.accepted if ended else [*found.accepted, verdict.extra])

@@ -53,7 +53,7 @@ class Readback:
         self._device = device
         self._free: defaultdict[int, list[_Slot]] = defaultdict(list)  # by F
         self._sent = 0
-        self._arrived = 0  # so many of those sent are known to be here
+        self._arrived = 0  # this many of those sent are known to be here
 
     def send(self, values: "torch.Tensor") -> Ticket:
         """Queue the copy of numbers ``(F,)`` float64, which may be overwritten by what is queued after this call."""
@@ -91,7 +91,7 @@ class Readback:
             self._free[len(ticket.slot.numbers)].append(ticket.slot)
 
 
-MEMORY = 16  # Of so many steps the quickest counts: others were captured, or another process had the core
+MEMORY = 16  # Of this many steps the quickest counts: others were captured, or another process had the core
 PRIOR_STEPS, PRIOR_STOPS = 4.0, 1.0  # What is taken to have been seen at each place of a round before anything was
 ENOUGH = 64.0  # Once a place was seen so often, what was seen there counts half: policies learn, and texts change
 
@@ -177,7 +177,7 @@ class StepsAhead:
     Args:
         start: starts a step; its arguments are what the step reads, its number, from 1, and whether it may have to be
             taken back.
-        take_back: makes it as if a step had not been started, nor those after it, after so many steps that were read.
+        take_back: makes it as if a step had not been started, nor those after it, after this many steps that were read.
         device: of the draft.
     """
 

@@ -215,7 +215,7 @@ class TreeDrafter(ModelDrafter):
         found = logits_of(forward).beams(self._width, asked, self._read, tops=self._disco is not None)
         if not self.runner.marginals or count == 1:
             return found
-        # After the n-th best beam only so many can be among the best of the level: those better on both counts are.
+        # After the n-th best beam only this many can be among the best of the level: those better on both counts are.
         most = [self._width // number for number in range(1, count + 1)]
         ids, logs = [found.ids[0][:some] for some in most], [found.logs[0][:some] for some in most]
         return Beams(ids, logs, {name: values * count for name, values in found.signals.items()}, found.tops)

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 NOT_FOUND = "not found"
-CACHE_TOKENS = 4096  # Length of the KV cache for which there should be room beside the weights
+CACHE_TOKENS = 4096  # Length of the KV cache for which there should be room next to the weights
 MOSTLY = 0.5  # The share of quantised weights below which the report says that most weights stay as they are
 
 

@@ -136,7 +136,7 @@ class Outlook:
     # by key, the least time of a pass over one token; None where the weights are on several kinds of devices or a
     # bandwidth is not known
     step_ms: Mapping[str, float | None]
-    verify_ms: float | None  # the least time of the target's pass over 6 tokens; None likewise
+    verify_ms: float | None  # the least time of the target's pass over 6 tokens; None too
     cost_ratio: float | None  # a pass of the draft over one of the target, by bytes; None without a draft or a time
     # the draft's layers over the target's: the cost ratio where launching kernels takes the time and not memory. None
     # without a draft that has layers.

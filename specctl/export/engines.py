@@ -495,7 +495,7 @@ _TABLE = (
         for_openvino,
         None,
         own_rule="keeps a draft token by the draft's probability of it against the target's of a token of its own, "
-        "which is not a rule of speculative sampling and follows another law",
+        "which is not a rule of speculative sampling and follows another distribution",
         confidence="chosen",
         kinds=(THRESHOLD,),
         capped=False,

@@ -289,7 +289,7 @@ def _read_turns(
 
 
 def _judged_by(trace: Trace, confidence: Confidence) -> Trace:
-    """The trace with an engine's confidence in the place of the largest probability."""
+    """The trace with an engine's confidence in place of the largest probability."""
 
     def judged(steps: DraftSteps) -> DraftSteps:
         if confidence == "chosen":

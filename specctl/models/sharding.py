@@ -46,7 +46,7 @@ class Order(IntEnum):
     LOAD = 1
     """Load a model; the arguments are in `Message.values`."""
     OPEN = 2
-    """Make a runner of a loaded model; likewise."""
+    """Make a runner of a loaded model, too."""
     WATCH = 3
     """`Slot.watch`: the layers are the tokens."""
     EXTEND = 4
@@ -69,7 +69,7 @@ class Message:
     length: int = 0
     rollback: int = KEEP_ALL  # the number of tokens to keep first, or `KEEP_ALL`
     path: Sequence[int] = ()  # keep this path of the last tree before that; empty for none
-    # keep, hidden, before: as in `Slot.extend` and `extend_tree`
+    # keep, hidden, before: see `Slot.extend` and `extend_tree`
     keep: int = 0
     hidden: bool = False
     before: int = 0
@@ -243,7 +243,7 @@ class Follower:
             self.obey(receive())
 
     def obey(self, message: Message) -> None:
-        """Carry out one order; errors as in `follow`."""
+        """Carry out one order; errors: see `follow`."""
         if message.order is Order.LOAD:
             self._models.append(self._load(message.values))
             self._say("loaded")
@@ -713,15 +713,15 @@ _leader: Leader | None = None
 _in_shards: "weakref.WeakSet[PreTrainedModel]" = weakref.WeakSet()
 
 
-def lead(size: int, *, anew: bool = False) -> Leader:
+def lead(size: int, *, restart: bool = False) -> Leader:
     """This process's leader of a group of ``size`` ranks; a group of another size is ended.
 
     Args:
         size: the number of ranks.
-        anew: whether a group of that size is ended too, with its models.
+        restart: whether a group of that size is ended too, with its models.
     """
     global _leader
-    if _leader is not None and (anew or _leader.size != size or _leader.followers.death is not None):
+    if _leader is not None and (restart or _leader.size != size or _leader.followers.death is not None):
         dismiss()
     if _leader is None:
         _leader = Leader(size)

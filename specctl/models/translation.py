@@ -239,7 +239,7 @@ class DraftText:
 
     The ids depend on the text alone and not on how it came about, so that a replayed draft reads what it read live. A
     finished word is cut as the draft's tokenizer cuts it. In the last word each token is the draft's of the same bytes;
-    if a token has none, the word's bytes are cut anew with each token. A special token is a word: one that the draft
+    if a token has none, the word's bytes are cut again with each token. A special token is a word: one that the draft
     lacks is read as the text that spells it. The beginning of the text is as the draft's tokenizer begins it.
 
     Args:

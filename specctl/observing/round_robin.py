@@ -176,7 +176,7 @@ class RoundRobin:
             numbers: the prompts' indices, from 0, in a row.
             repeat: how often they have run before.
             done: the `Run.key` of each run that the results have of them, and maybe of others.
-            before: as in `run`.
+            before: see `run`.
         """
         results = self._results
         turn = (numbers[0] // len(numbers) + repeat) % len(self._lanes)

@@ -1,1 +1,1 @@
-"""Other implementations of speculative decoding that `bench --peer` measures beside specctl's own."""
+"""Other implementations of speculative decoding that `bench --peer` measures next to specctl's own."""

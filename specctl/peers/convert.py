@@ -5,7 +5,7 @@
 
 The engines' own exporters do the work, in the Python that ``--python`` names:
 
-    onnxruntime-genai  pip install onnxruntime-genai onnx onnx-ir, beside torch and transformers
+    onnxruntime-genai  pip install onnxruntime-genai onnx onnx-ir, next to torch and transformers
     openvino           pip install "optimum-intel[openvino]", which wants an older transformers than specctl does
     llama.cpp          the folder of its source, --source, whose script needs torch and transformers
 

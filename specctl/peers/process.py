@@ -173,7 +173,7 @@ def completion_of(
         pair: the same models.
         prompt, tokens: ids; an end of sequence can only be the last token.
         seed: of the draws.
-        total_seconds, first_token_seconds, arrivals: as in `Completion`.
+        total_seconds, first_token_seconds, arrivals: see `Completion`.
     """
     ended = bool(tokens) and tokens[-1] in pair.eos
     return Completion(

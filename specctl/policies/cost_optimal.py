@@ -26,7 +26,7 @@ from specctl.policies.round_times import COST_MEMORY, FEW, SPEED_MEMORY, RoundTi
 from specctl.records import DraftStep, Round, StopReason
 
 CROWDED = 8
-"""After so many rounds in a row in each of which a text began, times are learned from the texts that went on."""
+"""After this many rounds in a row in each of which a text began, times are learned from the texts that went on."""
 RATE_PRIOR = 2.0  # Observations after which the acceptance rate after a token weighs as much as the overall rate
 AHEAD = 8  # The most further tokens of a draft that are weighed at once
 AGING = 5e-3
@@ -71,7 +71,7 @@ class CostOptimal(Rule):
     known yet. With ``use_agreement``, whether a lookup would copy each token corrects its a_i (`AgreementCurve`).
 
     With ``use_foresight``, no distribution is read. A draft that predicts each token's acceptance before the token is
-    written, as a lookup and a DSpark head do, tells E[a_k+1] by that prediction and the same rates. S_k is then the
+    written, as a lookup and a DSpark head do, estimates E[a_k+1] by that prediction and the same rates. S_k is then the
     product of these estimates, with the first token's by how often first tokens were accepted.
 
     The text has the target's distribution, as with every policy. But stopping depends on measured times, so when
@@ -154,7 +154,7 @@ class CostOptimal(Rule):
         self.look(step)
         drafted, gain, spent = step.index, self._survival * self._following, self._times.spent
         if drafted + 1 < len(spent) and spent[drafted] + gain > spent[drafted + 1]:
-            return False  # the next token alone tells, as it mostly does
+            return False  # the next token alone decides, as it mostly does
         return not self._goes_on(drafted, gain, self._following)
 
     def look(self, step: DraftStep) -> None:
@@ -274,7 +274,7 @@ class CostOptimal(Rule):
         return emitted, unread
 
     def _decide(self, unread: int) -> None:
-        """Decide on the next round, before which the draft has to read so many tokens of the text."""
+        """Decide on the next round, before which the draft has to read this many tokens of the text."""
         times, first = self._times, self.first_gain()
         pays = first > times.price and self._drafts.pays(first, times.price, times.entry)
         self._limit = min(self.max_draft, self._allowance.longest(pays, unread))
@@ -403,7 +403,7 @@ class JointCostOptimal:
         return chosen if pays else set(texts)
 
     def _play(self, count: int) -> None:
-        """Decide by the times of rounds of so many texts, and learn these.
+        """Decide by the times of rounds of this many texts, and learn these.
 
         What a class takes is taken to be what the nearest one does, until its own rounds were timed.
         """
@@ -527,7 +527,7 @@ class JointRest:
         return self._allowance.asleep
 
     def end(self, text: "CostOptimalText", rounds: int) -> None:
-        """So many rounds of a text's rest are over: all of them, as are the others', or its text has ended."""
+        """This many rounds of a text's rest are over: all of them, as are the others', or its text has ended."""
         if text not in self._resting:
             return
         self._resting.remove(text)

@@ -102,9 +102,8 @@ of the target alone stays known, and after a first draft that brings nothing, or
 draft in what they save.
 """
 UNSEEN_AT_FIRST, SMALL_OF_SEVERAL = 16, 0.25
-"""Of several texts: the first time after so many rounds, then after twice as many, up to UNSEEN; and SMALL. What a pass
-over them takes follows from the lengths of all, and a draft that saves as little as it may be wrong by is soon found
-out."""
+"""Of several texts: the first time after this many rounds, then after twice as many, up to UNSEEN; and SMALL. What a
+pass over them takes follows from the lengths of all. A draft that saves as little as the error is found out soon."""
 SETTLED, EVERY = 64, 8
 """Once SETTLED drafts were timed, and while drafts have saved much, one round of EVERY is learned from: what follows a
 pass of the target runs from cold caches, and takes three times as long as elsewhere."""
@@ -115,7 +114,7 @@ UNLIKELY = 0.5  # A first draft that is expected to bring fewer tokens brought n
 
 
 def trust_after(idle: int) -> float:
-    """How much the price of a draft is believed after so many rounds without one, from 1 down to 0."""
+    """How much the price of a draft is believed after this many rounds without one, from 1 down to 0."""
     return float(0.5 ** (idle / DOUBTED))
 
 

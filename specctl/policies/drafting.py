@@ -99,7 +99,7 @@ def collect_phase(
 
 @dataclass(slots=True)
 class TextRead:
-    """How much of a text a draft has read, as its rounds tell: it reads nothing before it is wanted.
+    """How much of a text a draft has read, as its rounds show: it reads nothing before it is wanted.
 
     It has read the prompt if it drafts in a text's first round. In a round without a draft it reads nothing, so that
     the next draft begins by reading what it missed.

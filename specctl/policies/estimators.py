@@ -174,8 +174,8 @@ class RunningLine:
     # observations of 0 seconds at k = 0 that are added to the real ones; with some, a line whose k hardly varies goes
     # through the origin, without them it is flat
     anchor: float = 0.0
-    # while the earlier observations weigh less than this, it is learned anew from one that is far below: other programs
-    # may take time away and never give any, so that those before it took too long
+    # while the earlier observations weigh less than this, it is learned again from one that is far below: other
+    # programs may take time away and never give any, so that those before it took too long
     restarts: float = 0.0
     base: float = field(init=False, default=0.0)  # seconds at k = 0, at least 0
     slope: float = field(init=False, default=0.0)  # additional seconds when k grows by 1, at least 0
@@ -259,7 +259,7 @@ class WidthTimes:
     _seen: dict[int, tuple[float, float]] = field(default_factory=dict)
 
     def learn(self, k: float, seconds: float) -> None:
-        """Add an observation; between two widths it tells of the nearest, too."""
+        """Add an observation; between two widths it says something about the nearest, too."""
         line = self.line
         line.learn(k, seconds)
         expected = line.base + line.slope * k

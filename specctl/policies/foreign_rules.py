@@ -289,7 +289,7 @@ class VllmAdaptive(Rule):
     S_k is the product of what an `AcceptanceEstimate` says of the first k tokens, D the time of a whole draft of
     ``max_draft`` tokens and V(k) that of a target pass over k + 1 tokens. S_k falls with k, and V is a line here, so
     the first token that does not raise the ratio ends what is verified, and here the draft too. vLLM does not verify
-    that token, as with ``keep_trigger = false``; it drafts ``max_draft`` tokens all the same, and chooses k by what it
+    that token, as with ``keep_trigger = false``; it drafts ``max_draft`` tokens anyway, and chooses k by what it
     estimated of the draft before, which `calibrate --export vllm` replays.
 
     ``cost_ratio`` is the time of a draft step and ``token_ratio`` that of each further token of a target pass, both

@@ -16,11 +16,11 @@ AT_MOST, MOST_WIDER = 0.15, 0.5
 """What reading many tokens at once takes at most, as a share of as many draft steps; and what each token more of a pass
 takes at most, as a share of a pass over one."""
 CONFIRMED, PLAUSIBLE_STEP = 2, 4.0
-"""Until so many drafts were timed, a step is taken to last at most so many times what `cost_ratio` says."""
+"""Until this many drafts were timed, a step is taken to last at most this many times what `cost_ratio` says."""
 COLDEST = 8.0  # How many times as long a draft after a pass of the target alone takes at most for its cold caches
 FIRST = 4.0
 """`RunningLine.restarts` of times that are seldom observed at first, so that a wrong one would stay for long."""
-TRIED = 4  # Until drafts of so many tokens were timed, each further one is taken to cost no more than `cost_ratio` says
+TRIED = 4  # Until drafts of this many tokens were timed, each further one costs at most what `cost_ratio` says
 AT_ONCE = 6  # Lengths that are computed beyond those asked for, since a longer draft asks next
 RISING = 1.02  # By how much the least time of a pass is taken to have risen when the next one is timed
 USUAL, SURE = 2.0, 6.0
@@ -38,7 +38,7 @@ class RoundTimes:
     is believed less and less (`doubt`); and while drafts are made, a pass of the target alone is taken to have become
     longer or shorter as those after drafts have. A draft that first has to read more than `FEW` tokens of the text,
     since it was not wanted for a while, takes longer than its steps: that surplus is a line through the number of
-    tokens. The first draft after a round without one is cold, too, and tells nothing of the next ones' steps, unless it
+    tokens. The first draft after a round without one is cold, too, and shows nothing of the next ones' steps, unless it
     took implausibly long.
 
     What slows drafts and verification alike for a while, such as other programs, is divided out.
@@ -119,7 +119,7 @@ class RoundTimes:
         self._verify.line.fade(factor)
 
     def further(self, drafted: float, more: float, steps: float) -> float:
-        """Tokens that are lost by the time of so many steps, and of verifying ``more`` tokens besides ``drafted``."""
+        """Tokens that are lost by the time of this many steps, and of verifying ``more`` tokens besides ``drafted``."""
         verify = self._verify
         return self._speed * (self._step * steps + verify.between(drafted + more) - verify.between(drafted))
 

@@ -84,7 +84,7 @@ class Setting:
         return cls(name, (*(pair for pair in known if pair[1] != defaults[pair[0]]), *given.items()))
 
     def at(self, rows: int) -> "Setting":
-        """The setting for so many texts at once."""
+        """The setting for this many texts at once."""
         return next((one for least, one in reversed(self.batches) if least <= rows), replace(self, batches=()))
 
     @property
@@ -254,7 +254,7 @@ def _defaults(policy: str) -> dict[str, Any]:
 
 
 def _value(value: Any) -> Any:
-    """A value as the policy has it: files have lists in the place of tuples."""
+    """A value as the policy has it: files have lists in place of tuples."""
     return tuple(value) if isinstance(value, list) else value
 
 

@@ -46,11 +46,11 @@ class MatchRates:
 
 
 LONGEST_COPY = 40  # The most tokens that are copied in a round
-PATIENT = 4  # Copying is weighed as far as the expectation has fallen for so many tokens
+PATIENT = 4  # Copying is weighed as far as the expectation has fallen for this many tokens
 DOUBTFUL = 0.1  # A copy whose first token is accepted less often is not weighed, which would take longer than it brings
-TIMED = 4  # Of the rounds without a copy every so many is timed: passes change slowly, and learning takes time too
+TIMED = 4  # Of the rounds without a copy every this many is timed: passes change slowly, and learning takes time too
 CAUTION = 0.85
-"""What is expected of a copy counts so much: of lengths that look good by chance more is expected than they bring."""
+"""What is expected of a copy counts this much: of lengths that look good by chance more is expected than they bring."""
 PRICE, SPREAD = 0.1, 3
 """What a token more of a pass costs in tokens, until passes were timed whose widths differ by SPREAD."""
 BOUNDS = 1, 2, 3, 5, 9
@@ -123,11 +123,11 @@ class SourceChoice:
         self._text = MatchRates(self._run)
 
     def learn(self, length: int, hit: bool) -> None:
-        """Whether the lookup, with a match of so many tokens, had the token that the text went on with."""
+        """Whether the lookup, with a match of this many tokens, had the token that the text went on with."""
         self._text.learn(length, float(hit))
 
     def instead(self, length: int, most: int, *, model: bool) -> int:
-        """How many tokens to copy in the place of the model's draft; 0 for the model's.
+        """How many tokens to copy in place of the model's draft; 0 for the model's.
 
         Args:
             length: of the match, 0 without one.
@@ -155,7 +155,7 @@ class SourceChoice:
         return self._copy(length, rate**drafted, drafted, most)[0]
 
     def widening(self, drafted: int, copied: int) -> float:
-        """The seconds by which so many copied tokens after drafted ones lengthen a pass."""
+        """The seconds by which this many copied tokens after drafted ones lengthen a pass."""
         if not self._timed:
             return 0.0
         return max(0.0, self._passes.at(drafted + copied) - self._passes.at(drafted))

@@ -244,7 +244,7 @@ def drop_template(before: Layers, merged: Layers) -> None:
 
 
 def outdated(files: Layers, merged: Layers) -> list[str]:
-    """A sentence for each value in the files that was meant for a replaced model; arguments as in `replaced_models`."""
+    """A sentence for each value in the files that was meant for a replaced model; arguments: see `replaced_models`."""
     replaced = replaced_models(files, merged)
     old = dict(_models(files.table))
     sentences = []

@@ -20,7 +20,7 @@ def shown(value: Any) -> str:
     """A value for messages, written as in TOML."""
     try:
         return brief(json.dumps(value, default=str, ensure_ascii=False))
-    except ValueError:  # Python refuses to write integers of thousands of digits
+    except ValueError:  # Python does not write integers of thousands of digits
         return "a value that is too long"
 
 

@@ -18,7 +18,7 @@ A round that begins at position 0 and drafts four tokens drafts ``the cat ran of
 round begins at position 3.
 
 Where the tokens of a draft model are verified as blocks, a round has the tokens of the text until one is rejected. That
-place depends on where the round began, because the balance w of block verification starts anew with each round. But w
+place depends on where the round began, because the balance w of block verification starts again with each round. But w
 never exceeds 1, and rounds with the same w at a position continue alike. So few of them differ, and several may share a
 branch.
 
@@ -50,7 +50,7 @@ class DraftSteps:
     """Draft tokens at consecutive positions with their signals, as columns as long as ``tokens``."""
 
     tokens: list[int]  # ids
-    # entropy, top_prob, token_prob: as in `specctl.records.DraftStep`
+    # entropy, top_prob, token_prob: see `specctl.records.DraftStep`
     entropy: list[float]
     top_prob: list[float]
     token_prob: list[float]

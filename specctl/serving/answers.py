@@ -61,7 +61,7 @@ class Spellings:
         """Its text; bytes that are not a whole character are escaped, as OpenAI does.
 
         Args:
-            token, first: as in `text_of`.
+            token, first: see `text_of`.
             marked: whether escaped bytes begin with ``bytes:``, as in completions.
         """
         found = self.bytes_of(token, first=first)

@@ -82,7 +82,7 @@ def cancelled(timer: asyncio.TimerHandle | None) -> asyncio.TimerHandle | None:
 
 TERMINATED = 143
 SPARE_CONNECTIONS = 256
-"""Beyond those whose requests wait or are answered: for requests that are refused, and for metrics."""
+"""Beyond those whose requests wait or are answered: for requests that are rejected, and for metrics."""
 SWITCH_SECONDS = 5e-4
 """After how long the models' thread lets pieces be sent, where it computes in Python: Python's own 5 ms are a round."""
 DATE_SECONDS = 1.0  # For which answers name the same time

@@ -27,7 +27,7 @@ class PairFacts:
     """What has to be known of a pair by a process that has not loaded it."""
 
     spelling: Spelling | None  # of the target's tokenizer; None where only transformers has all of it
-    # eos, context, vocabulary: as in `Pair`
+    # eos, context, vocabulary: see `Pair`
     eos: frozenset[int]
     context: int
     vocabulary: int

@@ -141,7 +141,7 @@ def served_writer(pair: Pair, profile: Profile, saved: Callable[[], int] = lambd
         except SpecctlError as error:
             return error
         kept = session.kept + saved() - before
-        # A text that is read anew on the other side of a rotation's border finds its prompt a second time.
+        # A text that is read again on the other side of a rotation's border finds its prompt a second time.
         return Ended(completion, min(kept, completion.prompt_tokens - 1), begun)
 
     return write
@@ -294,7 +294,7 @@ class TextThread:
         self._engine.wake()
 
     def close(self) -> None:
-        """Take no more requests, refuse those that wait, and finish what is being written."""
+        """Take no more requests, reject those that wait, and finish what is being written."""
         self._report([(ticket, ClosedError(CLOSING)) for ticket in self._close()])
         self._engine.wake()
 

@@ -85,7 +85,7 @@ class Display(RenderHook):
 
     Args:
         console: draws; should write to standard error.
-        view: makes what is drawn, each time anew.
+        view: makes what is drawn, again each time.
         refreshes_per_second: how often a thread draws; 0 to draw on `refresh` only.
     """
 
@@ -140,7 +140,7 @@ class Display(RenderHook):
         self._undo.close()
 
     def refresh(self) -> None:
-        """Draw the present state in the place of the last one."""
+        """Draw the present state in place of the last one."""
         with self._lock:
             if not self.started or self._stopped or not (self._visible or self._in_foreground()):
                 return
@@ -246,7 +246,7 @@ class FullScreen(Display):
     """A drawing on the terminal's second screen, which most editors use too.
 
     The first screen with the output so far stays as it is, and whatever happens to the size of the second, every cell
-    of it is drawn anew. What is printed meanwhile appears on the first screen at the end.
+    of it is drawn again. What is printed meanwhile appears on the first screen at the end.
     """
 
     def appear(self) -> None:

@@ -403,7 +403,7 @@ def _block(lines: Sequence[Sequence[Segment]]) -> Segments:
 
 
 def _legend(metrics: Metrics) -> Text:
-    """The origins that there are; copies beside a model's draft are rare."""
+    """The origins that there are; copies next to a model's draft are rare."""
     return Text(" · ", style="dim").join(
         Text(origin.value, style=f"not dim {ORIGIN_STYLES[origin]}")
         for origin in Origin

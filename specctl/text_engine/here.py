@@ -202,8 +202,8 @@ class HereEngine:
         Args:
             pair: loaded.
             writer: makes what writes with the pair, or with a row's.
-            batch, texts, limit, settings, warn: as in `chosen_passes`.
-            kept: as in `Rows.over`.
+            batch, texts, limit, settings, warn: see `chosen_passes`.
+            kept: see `Rows.over`.
         """
         passes = chosen_passes(pair, batch, texts, limit, settings, warn)
         if passes is None:

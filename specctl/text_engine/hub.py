@@ -46,17 +46,11 @@ class Shared(Protocol[Asked, Given]):
 
 @dataclass(slots=True, eq=False)
 class _Text(Generic[T]):
-    """A text that is being written.
+    """A text that is being written."""
 
-    Attributes:
-        row: whose caches it has.
-        run: what writes it, up to where it waits for a pass.
-        clock: seconds of its own work and of its shares of passes, as `working_seconds` returns them to it.
-    """
-
-    row: int
-    run: greenlet
-    clock: float = 0.0
+    row: int  # whose caches it has
+    run: greenlet  # what writes it, up to where it waits for a pass
+    clock: float = 0.0  # seconds of its own work and of its shares of passes, as `working_seconds` returns them to it
 
 
 @dataclass(slots=True)
@@ -68,13 +62,10 @@ class Hub(Generic[T]):
     drafts. The time of answers is shared out by the requests' sizes: each text's clock goes on by its own work and its
     shares alone, so that the times of all rounds add up to the time of the run, and no text takes waiting for others
     for its own price.
-
-    Attributes:
-        order: what is shared, a draft's passes before those of what verifies it.
-        begins: called with each row in which a text begins, before it asks for anything.
     """
 
-    order: Sequence[Shared[Any, Any]]
+    order: Sequence[Shared[Any, Any]]  # what is shared, a draft's passes before those of what verifies it
+    # called with each row in which a text begins, before it asks for anything
     begins: Callable[[int], None] = lambda _: None
     _asked: list[list[tuple[_Text[T], Request]]] = field(init=False, repr=False)
     _texts: dict[greenlet, _Text[T]] = field(init=False, repr=False, default_factory=dict)
@@ -195,7 +186,7 @@ class Decisions:
     def policy(self, setting: Setting, row: int, ask: Callable[[CostOptimalText], int]) -> StoppingPolicy:
         """A new policy of a setting's top level for a row.
 
-        Rows of one setting share what decides for them together. A row that asks again begins anew, and shares with
+        Rows of one setting share what decides for them together. A row that asks again begins again, and shares with
         those that do so too. In a chain each row decides for itself: a round of copies asks and teaches its policy
         nothing, and a decision for all would wait for a row that does not ask.
 

@@ -92,7 +92,7 @@ def running() -> str | None:
 
 
 def alone(environ: MutableMapping[str, str]) -> None:
-    """Let the cluster that is started next be this process's: on the loopback device, behind a token of its own.
+    """Let the cluster that is started next be this process's: on the loopback device, with a token of its own.
 
     Ray looks at both when it is imported, and so do its processes when they start.
     """
@@ -258,7 +258,7 @@ class RayEngine:
         found: list[Event] = []
         done, _ = ray.wait(list(self._calls), num_returns=1, timeout=seconds)
         for call in done:
-            if call not in self._calls:  # of an actor whose end another call has told
+            if call not in self._calls:  # of an actor whose end another call has reported
                 continue
             number, what, place = self._calls.pop(call)
             try:
@@ -386,7 +386,7 @@ def _make_room(ray: Any, known: str) -> None:
 
 
 class Actor:
-    """One replica. Ray makes its process anew after a death, and repeats there what the dead one had been asked.
+    """One replica. Ray makes its process again after a death, and repeats there what the dead one had been asked.
 
     So every call but the first names the life, which is the process, that it is meant for, and comes back with what
     became of it: ``done``, ``failed``, `GONE` or `STALE`.

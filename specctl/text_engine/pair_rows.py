@@ -14,8 +14,7 @@ from specctl.models.running.slot import Slot
 from specctl.policies import Setting
 from specctl.text_engine.hub import Decisions, Hub
 
-Texts = dict[int, list[int]]
-"""Ids by row."""
+Texts = dict[int, list[int]]  # Ids by row
 
 
 class SharedBeginnings(Passes):

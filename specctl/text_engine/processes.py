@@ -17,7 +17,7 @@ from specctl.text_engine.engine import MOST_FAILURES, Answered, Event, Lost, Par
 from specctl.text_engine.job import Job, ReplicaError
 
 BEAT = 5.0  # Seconds between two signs of life
-SILENCE = 24  # So many signs of life must be missing before a replica counts as dead, as one that was stopped does
+SILENCE = 24  # This many signs of life must be missing before a replica counts as dead, as one that was stopped does
 
 
 @dataclass(slots=True, eq=False)
@@ -189,7 +189,7 @@ class ProcessEngine:
     def _write(self, one: _Replica) -> None:
         """Write as much as the pipe takes, and watch for room for the rest."""
         questions = _pipes(one.process)[0]
-        with suppress(BlockingIOError, BrokenPipeError):  # its answers' end tells that it has ended
+        with suppress(BlockingIOError, BrokenPipeError):  # its answers' end shows that it has ended
             one.unsent = one.unsent[os.write(questions.fileno(), one.unsent) :]
         watched = questions in self._selector.get_map()
         if one.unsent and not watched:

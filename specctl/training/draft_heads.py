@@ -388,7 +388,7 @@ class DraftHeads(Subject[Answer, Pair]):
         answers: list[Answer],
         progress: Progress,
     ) -> list[Acceptance]:
-        """The head beside the profile's draft model, on greedy answers and on sampled ones."""
+        """The head next to the profile's draft model, on greedy answers and on sampled ones."""
         depth = min(DEPTH, head.longest or DEPTH)
         drafts = {HEAD_KINDS[recipe.kind].title: drafts_of_head(head, depth)}
         if self.profile.draft is not None and len(source.models.models) > 1:

@@ -144,7 +144,7 @@ def test_a_pass_over_a_text_has_the_logits_of_each_of_its_beginnings(family: str
 def test_short_and_long_texts_share_a_batch(family: str, draft: str | None, kept: bool) -> None:
     if draft == "dynamic":
         pair = pair_of(runner_of(family), runner_of("dynamic"))
-        assert "anew with every token" in (why_alone(pair) or "")
+        assert "again with every token" in (why_alone(pair) or "")
         return
     pair = pair_of(runner_of(family), *([] if draft is None else [runner_of(draft, noise=0.02)]))
     assert why_alone(pair) is None
@@ -244,7 +244,7 @@ def test_engines_say_what_they_cannot_rotate() -> None:
     for engine in ("static", "graph"):
         choice = chosen(engine, model, Where.of(model), EngineSettings(engine=engine))
         assert choice.engine.name == "eager"
-        assert "rotates positions anew with every token of a long text" in choice.said[0]
+        assert "rotates positions again with every token of a long text" in choice.said[0]
     with pytest.raises(ModelError, match="deterministically: it rotates positions by the length of the text"):
         fixed_width(runner_of("phi3"), weights("phi3"))
     assert runner_of("phi3").no_trees == f"it reads the text anew at {BORDER} tokens"

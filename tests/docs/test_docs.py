@@ -12,6 +12,7 @@ import os
 import re
 import shlex
 import sys
+import tokenize
 import tomllib
 from collections.abc import Iterator
 from dataclasses import fields
@@ -46,7 +47,10 @@ COMMANDS = (
     "words",
 )
 SUBCOMMANDS = ("list", "show", "check", "path", "new")
-DIALECT = r"\b(foretell\w*|foretold|refus\w+|so many|beside|likewise|in law)\b"
+DIALECT = (
+    r"\b(?:(?:foretell\w*|foretold|told|tells|refus\w+|so many|so much|whoever|nobody|beside|likewise|in law|as ever)\b"
+    r"|all the same\b|as of `|in (?:the|its) stead\b|in the place of\b|behind\b(?! (?:one|a) (?:port|proxy)))"
+)
 _MARKED = re.compile(r"^<!-- (\w+)(?:: (\S+))? -->\n```(\w*)\n(.*?)^```$", re.M | re.S)
 _FENCE = re.compile(r"^```.*?^```$", re.M | re.S)
 
@@ -112,6 +116,27 @@ def test_the_readme_is_short() -> None:
 def test_pages_use_the_terms_of_the_field() -> None:
     pages = (*PAGES, ROOT / "CHANGELOG.md")
     assert [f"{page.name}: {word}" for page in pages for word in re.findall(DIALECT, prose(page), re.I)] == []
+
+
+def test_docstrings_comments_and_messages_use_them_too() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{line}: {word}"
+        for path in sorted((ROOT / "specctl").rglob("*.py"))
+        for line, text in written_in(path)
+        for word in re.findall(DIALECT, text)
+    ]
+    assert found == []
+
+
+def written_in(path: Path) -> Iterator[tuple[int, str]]:
+    """Comments and texts of several words in a module, without what they quote as code, with their lines."""
+    source = path.read_text("utf-8")
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
+            yield node.lineno, re.sub(r"``.+?``|^ *\w+(?:, \w+)*:", "", node.value, flags=re.M)
 
 
 # Commands that are run

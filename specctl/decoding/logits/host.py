@@ -498,7 +498,7 @@ def _falling(weights: Floats, part: float, rest: float) -> Floats:
 
 
 def _below(rows: Floats) -> Floats:
-    """The logits less the largest of their row; NaN in a row whose largest is no number."""
+    """The logits less the largest of their row; NaN in a row whose largest is not a number."""
     tops = np.maximum.reduce(rows, axis=-1, keepdims=True)  # NaN where there is one
     if not all(map(isfinite, tops.ravel().tolist())):
         tops = np.where(np.isfinite(tops), tops, np.float32(nan))
@@ -512,7 +512,7 @@ def _softmax(scores: Floats) -> Floats:
 
 
 def _normalised(weights: Floats) -> Floats:
-    """By sums in pairs, whose rounding is the least: at a filter's edge it tells which tokens stay."""
+    """By sums in pairs, whose rounding is the least: at a filter's edge it shows which tokens stay."""
     weights /= np.add.reduce(weights, axis=-1, keepdims=True)
     return weights
 
@@ -549,7 +549,7 @@ def picked(weights: Floats, uniforms: Sequence[float]) -> list[int]:
 
 @cache
 def blocks(count: int) -> "tuple[int, Counts]":
-    """The width of the blocks of so many numbers, and where they start."""
+    """The width of the blocks of this many numbers, and where they start."""
     width = max(NARROWEST, isqrt(count))
     return width, np.arange(0, count, width)
 

@@ -370,7 +370,7 @@ class BlockHead(DraftHead):
             newest: ``(R,)`` int64, the tokens there.
             anchors: ``(R,)`` int64, the places.
             known: the number of places that the cache holds, from 0 on.
-            cache: as of `forward`.
+            cache: see `forward`.
 
         Returns:
             The rows' logits ``(R, B, D)`` and hidden states ``(R, B, H)``.

@@ -89,7 +89,7 @@ class DraftHeadCheckpoint:
         return self.checkpoint.read(self.checkpoint.tensor_files())
 
     def network(self, target: "PreTrainedModel") -> "ChainHead | BlockHead":
-        """The head as its file has it, in eval mode, beside its verifier.
+        """The head as its file has it, in eval mode, next to its verifier.
 
         Raises:
             ModelError: as for `read`, or it is of a layout that specctl does not know, or made for another model.

@@ -226,7 +226,7 @@ def _check(config: BlockConfig, file: HeadFile) -> None:
         raise ModelError(f"{subject}: its config.json does not name the verifier's layers that it reads.")
     if depth in config.layers:
         # Implementations differ in whether this state is taken before or after the final norm.
-        raise ModelError(f"{subject} reads the output of the last of the verifier's {depth} layers, which is refused.")
+        raise ModelError(f"{subject} reads the output of the last of the verifier's {depth} layers, which is rejected.")
     file.require_layers(config.layers)
     file.require_fit(config.shape.hidden_size, vocabulary)
     if config.mask_token >= vocabulary:

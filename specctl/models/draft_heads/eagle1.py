@@ -44,7 +44,7 @@ class Eagle1Head(ChainHead):
     Args:
         config: the network.
         unembedding: the verifier's output layer ``(H -> V)``, used as it is.
-        embeddings: the verifier's input embeddings ``(V, H)``, likewise; None for embeddings of its own.
+        embeddings: the verifier's input embeddings ``(V, H)``, too; None for embeddings of its own.
     """
 
     kind = "eagle1"

@@ -48,7 +48,7 @@ class Eagle3Config:
 
 
 class FirstLayer(nn.Module):
-    """The layer that reads a token's embedding beside features: queries, keys and values are made from both.
+    """The layer that reads a token's embedding next to features: queries, keys and values are made from both.
 
     ``e = input_layernorm(embedding)``, ``h = hidden_norm(features)``; attention reads ``cat(e, h)``, and the residual
     is the features, or h with ``norm_before_residual``.

@@ -140,7 +140,7 @@ class HeadFile:
         }
 
     def filled(self, make: Callable[[], Network], prefixes: Mapping[str, str]) -> Network:
-        """The network that ``make`` makes, with the file's weights, in eval mode; ``prefixes`` as of `published_names`.
+        """The network that ``make`` makes, with the file's weights, in eval mode; see `published_names`.
 
         Raises:
             ModelError: a tensor is missing, unknown, of another shape, or not of finite numbers.
@@ -211,7 +211,7 @@ class HeadFile:
     def require_layers(self, layers: Sequence[int]) -> None:
         """Raise a ModelError if the head reads the input of a layer that the verifier does not have.
 
-        The last layer's output is no layer's input; implementations differ in whether it is normed.
+        The last layer's output is not a layer's input; implementations differ in whether it is normed.
         """
         depth = self.text.num_hidden_layers
         if outside := [layer for layer in layers if not 0 <= layer < depth]:

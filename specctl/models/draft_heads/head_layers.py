@@ -60,7 +60,7 @@ class Rotary(nn.Module):
     position in a pass; here each position has its own, so that drafts do not depend on how a text was cut into passes.
 
     Raises:
-        ModelError: frequencies that change with the sequence's length, or parameters that transformers refuses.
+        ModelError: frequencies that change with the sequence's length, or parameters that transformers rejects.
     """
 
     frequencies: torch.Tensor  # (R / 2,), or (2, R / 2) for positions up to the original length and after it

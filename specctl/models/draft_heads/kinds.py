@@ -101,7 +101,7 @@ def _dspark(config: Config, names: Set[str]) -> bool:
 
 
 def _block(config: Config, names: Set[str]) -> bool:
-    """Whether a head drafts blocks; some of the architectures so named are refused when they are read."""
+    """Whether a head drafts blocks; some of the architectures so named are rejected when they are read."""
     named = any(re.search("D(Flash|Spark)(Draft)?Model$", name) for name in _architectures(config))
     return named or {"fc.weight", "hidden_norm.weight", "layers.0.self_attn.q_proj.weight"} <= names
 

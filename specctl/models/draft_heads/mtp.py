@@ -309,7 +309,7 @@ def _require_alike(config: Mapping[str, Any], text: Any, subject: str) -> None:
     try:
         made = type(text)(**layer)
     except (StrictDataclassError, TypeError, ValueError) as error:
-        raise ModelError(f"{subject}: transformers refuses its transformer_layer_config ({reason(error)}).") from error
+        raise ModelError(f"{subject}: transformers rejects its transformer_layer_config ({reason(error)}).") from error
     for key in _ALIKE:
         own, target = getattr(made, key, None), getattr(text, key, None)
         if own != target:

@@ -82,7 +82,7 @@ class Given:
 
     target: PreTrainedModel  # the model that it is to draft for
     embeddings: nn.Embedding  # of the target, a copy in float32 that is not trained
-    output: nn.Linear  # the target's output layer, likewise
+    output: nn.Linear  # the target's output layer, too
     shape: LayerShape  # of layers like the target's
     depth: int  # the number of the target's decoder layers
     tokens: torch.Tensor | None  # ids ``(D,)`` int64 of the head's draft vocabulary, rising; None for all
@@ -303,7 +303,7 @@ def new_head(
     Args:
         recipe: its kind and size.
         target: the model that it is to draft for.
-        tokens, mask_token: as of `Given`.
+        tokens, mask_token: see `Given`.
         seed: of the weights.
 
     Raises:

@@ -18,7 +18,7 @@ CONVERT = (
     "AutoTokenizer as T; n, d = '{name}', 'converted'; M.from_pretrained(n).save_pretrained(d); "
     'T.from_pretrained(n).save_pretrained(d)", then set model = "converted" in [{role}].'
 )
-ADAPTER = "adapter_config.json"  # What peft writes beside an adapter's weights
+ADAPTER = "adapter_config.json"  # What peft writes next to an adapter's weights
 _PACKAGE = re.compile(r"pip install ([A-Za-z0-9][A-Za-z0-9._-]*[A-Za-z0-9])")
 """The package's name in transformers' messages about a missing package."""
 MEMORY_HINT = (

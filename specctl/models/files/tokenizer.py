@@ -105,7 +105,7 @@ CHATS = tuple(
     [{"role": role, "content": text} for role, text in zip(roles, PROBES, strict=False)]
     for roles in (("user",), ("system", "user"), ("user", "assistant", "user"), ("system", "user", "assistant", "user"))
 )
-"""Conversations that templates write differently, or refuse."""
+"""Conversations that templates write differently, or reject."""
 TOGETHER = 64  # The number of neighbouring ids that are decoded together to compare two forms of a tokenizer
 OWN = ("__call__", "encode", "decode", "get_vocab", "_encode_plus", "_decode", "_switch_to_input_mode")
 """Methods by which a tokenizer of transformers could differ from the library below it."""
@@ -163,7 +163,7 @@ class Spelling:
     backend: str  # a tokenizer of the library ``tokenizers`` as JSON, as transformers set it up
     specials: list[tuple[str, int]]  # text and id of each special token
     eos: int | None  # the id that ends a sequence
-    cleans: bool  # whether spaces are cleaned up in decoded text unless that is refused
+    cleans: bool  # whether spaces are cleaned up in decoded text unless that is rejected
     splits: bool  # whether special tokens are split in a text like other words
     chats: bool  # whether there is a chat template
     template: str | None  # the chat template; None where there is none, or only transformers can render it
@@ -558,7 +558,7 @@ class TokenizerFiles:
                 yield from [value] if isinstance(value, Mapping) else value or ()
 
     def _added(self) -> Iterator[tuple[str, int]]:
-        """Text and id of each token that the files add beside the vocabulary."""
+        """Text and id of each token that the files add next to the vocabulary."""
         yield from self.added.items()
         for index, token in self.config.get("added_tokens_decoder", {}).items():
             yield _text(token), int(index)

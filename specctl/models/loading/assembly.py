@@ -94,7 +94,7 @@ def load_pair(
         profile: names the models.
         drafts: tables of the drafts to load instead of the profile's, in the order of `Pair.drafts`; none for the
             target alone.
-        above: as in `Pair`, for ``drafts``.
+        above: see `Pair`, for ``drafts``.
         heads: for each of ``drafts`` the names of the heads to load, instead of the head in its table.
         with_predictors: whether to load the heads in the drafts' tables.
         on_foreign_predictor: called with a warning if a head was trained on another draft's weights; without it, such a
@@ -260,7 +260,7 @@ class Assembled:
     members: Sequence[PairMember]  # from the target down, each with the model that its runner has
     bare: Slot  # the target's runner without wrappers
     target: Slot  # the runner that verifies
-    # drafts, named_predictors: as in `Pair`
+    # drafts, named_predictors: see `Pair`
     drafts: tuple[Slot, ...]
     named_predictors: tuple[dict[str, TrainedPredictor], ...]
 
@@ -280,11 +280,11 @@ def assemble(
 
     Args:
         members: from the target down, loaded or stored.
-        above: as in `Pair`.
+        above: see `Pair`.
         vocabulary: V, as wide as the logits of all runners; those of a model with fewer rows are filled up.
         settings: how passes run; its ``check`` is for the target.
         threads: numbers of threads from which a stored graph takes the fastest.
-        torch_weights, on_foreign_predictor, progress: as in `load_pair`.
+        torch_weights, on_foreign_predictor, progress: see `load_pair`.
 
     Raises:
         ModelError: a model cannot run on the engine, a head cannot be loaded, or the target's results depend on the
@@ -403,7 +403,7 @@ def in_memory(model: "PreTrainedModel", role: str) -> LoadedModel:
 
 
 def form_of(model: "PreTrainedModel") -> list[Any]:
-    """What runners of a model and its drafts are made for; where it changes they have to be made anew.
+    """What runners of a model and its drafts are made for; where it changes they have to be made again.
 
     It is the model's configuration, its attention, and each weight's name, shape, dtype and device: so it changes where
     embeddings are resized or a model is moved, and not where weights get other values.

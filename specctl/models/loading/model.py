@@ -274,8 +274,8 @@ def adapted(model: "PreTrainedModel", adapter: Adapter) -> "PreTrainedModel":
     """The same model, changed in place by its LoRA adapter.
 
     Changes are added to the weights, in the weights' dtype, so that passes cost nothing more and every engine runs
-    them. Quantised weights stay unchanged, since adding would round them anew; their layers compute the change in every
-    pass.
+    them. Quantised weights stay unchanged, since adding would round them again; their layers compute the change in
+    every pass.
 
     Raises ModelError if some of the adapter's tensors have no place in the model or the model has places for others,
     and whatever peft raises for an adapter that does not fit.

@@ -46,8 +46,8 @@ class ModelCheck:
 def check_model(network: "LoadedModel", member: "PairMember | None", vocabulary: int, *, drafts: bool = False) -> None:
     """Make sure that a target computes one function of a text, whatever passes it is read in.
 
-    A draft need not: the verdict knows the distribution that it draws from, whatever that is. But its passes have to
-    end. A model that differs over fixed buffers alone is not refused: `mask_obstacle` then says so, and engines ask it.
+    A draft need not: the verdict knows the distribution that it draws from. But its passes have to end. A model that
+    differs over fixed buffers alone is not rejected: `mask_obstacle` then says so, and engines ask it.
 
     Args:
         network: the model, in torch.

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StoredModel:
-    """A model whose graph is in the store, with the facts that are stored beside it."""
+    """A model whose graph is in the store, with the facts that are stored next to it."""
 
     name: str  # the model's name in the profile
     path: Path  # of the graph
@@ -120,7 +120,7 @@ def may_be_stored(table: ModelTable) -> bool:
 
 
 def store_facts(network: "LoadedModel", runner: Slot, tokenizer: Tokenizer, checkpoint: Checkpoint) -> None:
-    """Store the facts of a model beside its graph, if its runner has a stored one and there are none yet.
+    """Store the facts of a model next to its graph, if its runner has a stored one and there are none yet.
 
     ``network`` may have shapes and no weights; the others are the model's own.
     """
@@ -251,7 +251,7 @@ class PairMember:
         """It with what it shares with a target that has another tokenizer.
 
         Args:
-            target, whole: as in `token_map`.
+            target, whole: see `token_map`.
             own: its tokenizer.
             verifies: whether another draft drafts for it.
 
@@ -296,7 +296,7 @@ class PairMember:
         return len(stored) == 2 and stored[0] is not None and stored[0] == stored[1]
 
     def load(self, verifier: LoadedModel | None = None) -> "PairMember":
-        """It in memory, with the model that a draft head reads beside it in ``verifier``."""
+        """It in memory, with the model that a draft head reads next to it in ``verifier``."""
         assert self.checkpoint is not None, "its files are found first"
         if self.head is None:
             return replace(self, network=load_inspected(self.checkpoint, self.table, self.quantization))
@@ -363,8 +363,8 @@ def find_all(
 
     Args:
         members: from the target down.
-        above: as in `Pair`.
-        devices, engine: as in `PairMember.inspected`.
+        above: see `Pair`.
+        devices, engine: see `PairMember.inspected`.
 
     Raises:
         AbsentError: some are not on this machine; the message names all of them.
@@ -399,7 +399,7 @@ def load_found(
         shards = split(members[place].table for place in wanted)
         assert shards is not None, "a table is split"
         progress(f"{shards} processes for shards")
-        lead(shards, anew=True)
+        lead(shards, restart=True)
     for place in loading_order(place for place in wanted if members[place].head is None):
         progress(members[place].table.model)
         loaded[place] = members[place].load()

@@ -92,7 +92,7 @@ def build_onnx_runner(
         quantize: of `rewriting.BITS`, or None.
         key: of `key_of`; None if it is not known yet.
         keeps: whether torch's weights stay in memory; without them the model is left as by `release`.
-        files: as in `key_of`.
+        files: see `key_of`.
 
     Returns:
         None after a notice with the reason, where torch has to run the model.
@@ -198,7 +198,7 @@ def graph_path(
         key: its name in the store.
         name: the model's, in messages.
         settings: with the callbacks for notices.
-        write: as in `Store.put`.
+        write: see `Store.put`.
 
     Returns:
         Its path, and the seconds that it took to make it; None if it was there.

@@ -463,4 +463,4 @@ def _apart(mine: torch.Tensor, theirs: torch.Tensor, quantize: str | None) -> fl
     if quantize is None:
         return apart(mine, theirs)
     found = float((mine.float() - theirs.float()).square().mean().sqrt() / theirs.float().std())
-    return found if found == found else float("inf")  # NaN is no rounding
+    return found if found == found else float("inf")  # NaN is not rounding

@@ -46,7 +46,7 @@ class Memory(Protocol):
     def device(self) -> "torch.device": ...
 
     def zeros(self, shape: Sequence[int], dtype: str) -> Any:
-        """A buffer; ``dtype`` as of `element_type`."""
+        """A buffer; for ``dtype`` see `element_type`."""
 
     def place(self, buffer: Any) -> tuple[str, int, int, Sequence[int], int]:
         """Where a buffer is, as an `IOBinding` takes it: device and its index, type of elements, shape and address."""
@@ -54,11 +54,11 @@ class Memory(Protocol):
     def copied(self, rows: Any) -> Any:
         """Rows in memory of their own."""
 
-    def beside(self, numbers: Array) -> Any:
+    def like(self, numbers: Array) -> Any:
         """A buffer for integers that are filled in on the host, by numpy: it takes a tenth of torch's time."""
 
     def send(self, numbers: Iterable[tuple[Array, Any]]) -> None:
-        """Copy integers to the buffers `beside` them, and wait until the device has done all its work."""
+        """Copy integers to the buffers `like` them, and wait until the device has done all its work."""
 
 
 class HostMemory:
@@ -79,7 +79,7 @@ class HostMemory:
     def copied(self, rows: Array) -> Array:
         return rows.copy()
 
-    def beside(self, numbers: Array) -> Array:
+    def like(self, numbers: Array) -> Array:
         return numbers
 
     def send(self, numbers: Iterable[tuple[Array, Any]]) -> None:
@@ -89,7 +89,7 @@ class HostMemory:
 class DeviceMemory:
     """`Memory` of a device, as tensors of torch.
 
-    What is filled anew in each pass must not be an inference tensor.
+    What is filled again in each pass must not be an inference tensor.
 
     Args:
         device: where the graph runs.
@@ -111,7 +111,7 @@ class DeviceMemory:
     def copied(self, rows: "torch.Tensor") -> "torch.Tensor":
         return rows.clone()
 
-    def beside(self, numbers: Array) -> "torch.Tensor":
+    def like(self, numbers: Array) -> "torch.Tensor":
         with self._torch.inference_mode(False):
             return self._torch.tensor(numbers, device=self.device)
 
@@ -157,7 +157,7 @@ class OnnxGraph:
 
     Args:
         path: of a graph as `export.exported` describes it.
-        device, threads: as of `open_session`.
+        device, threads: see `open_session`.
 
     Attributes:
         session: of the graph for one sequence.
@@ -192,5 +192,5 @@ class OnnxGraph:
         assert device.type == "cpu" or not self.trees, "trees are read on a CPU"
 
     def opened(self, rows: int | Literal["signals"] | None) -> onnxruntime.InferenceSession:
-        """Open a graph made of this one; ``rows`` as of `store.derived_graph`."""
+        """Open a graph made of this one; for ``rows`` see `store.derived_graph`."""
         return open_session(self.path, self.device, self.threads, derived_graph(self.path, rows))

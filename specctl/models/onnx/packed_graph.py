@@ -92,7 +92,7 @@ class _Together:
 
     Args:
         graph: it gets what turns tokens of one sequence into those of many, and back.
-        numbers: as of `_Apart`.
+        numbers: see `_Apart`.
     """
 
     def __init__(self, graph: ir.Graph, numbers: Sequence[ir.Value]) -> None:

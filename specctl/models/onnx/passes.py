@@ -47,7 +47,7 @@ ONE_THREAD = 16 << 20
 """Bytes of weights up to which a model runs with one thread: its passes are over before others have their part."""
 WIDEST = 8  # Tokens of a sequence from which on a pass over all is not weighed against others: it is a prompt's
 RISING = 1.02  # The factor by which the least time of a pass is taken to have risen when the next one is timed
-AGAIN = 128  # One in this number of decisions takes the way that seems slower, to time it anew
+AGAIN = 128  # One in this number of decisions takes the way that seems slower, to time it again
 
 
 class _Integers:
@@ -61,7 +61,7 @@ class _Integers:
     def __init__(self, numbers: Array, memory: Memory) -> None:
         self.host = numbers
         self.memory = memory
-        self.there = memory.beside(numbers)
+        self.there = memory.like(numbers)
 
     def bind(self, binding: onnxruntime.IOBinding, name: str) -> None:
         device, index, _, _, address = self.memory.place(self.there)
@@ -78,7 +78,7 @@ class Results:
     logits: Any  # of the rows
     states: dict[int, Any]  # by layer
     shared: bool  # whether the next pass overwrites them
-    signals: Signals | None = None  # as of `Forward`, of R rows; None where they were not asked for
+    signals: Signals | None = None  # see `Forward`, of R rows; None where they were not asked for
 
 
 class _Kind(NamedTuple):
@@ -661,7 +661,7 @@ class Opening:
     vocabulary: int  # the pair's shared vocabulary
     context: int  # the most tokens of a sequence
     quantize: str | None  # how its weights are rounded, or None
-    no_trees: str | None  # as of `OnnxPasses`
+    no_trees: str | None  # see `OnnxPasses`
     # the ids of the columns of its logits; None where a column is an id
     draft_vocabulary: DraftVocabulary | None = None
 
@@ -702,9 +702,9 @@ class Opening:
         The numbers are tried one after the other, for each session holds the weights in a form of its own.
 
         Args:
-            path, seconds: as of `passes`.
+            path, seconds: see `passes`.
             weight_bytes: of its model.
-            numbers: of threads, to choose from; a small model gets one all the same.
+            numbers: of threads, to choose from; a small model gets one anyway.
         """
         choices = [1] if weight_bytes <= ONE_THREAD else sorted(numbers)
         if len(choices) == 1:

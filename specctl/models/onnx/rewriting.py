@@ -48,7 +48,7 @@ def last_size(value: ir.Value) -> int | None:
 
 
 def replace(graph: ir.Graph, old: ir.Node, new: ir.Node, pairs: Sequence[tuple[ir.Value, ir.Value]]) -> None:
-    """Put a node in the place of one, each old value (also of an output) becoming a new one of the same name."""
+    """Put a node in place of one, each old value (also of an output) becoming a new one of the same name."""
     graph.insert_after(old, new)
     for had, has in pairs:
         has.shape, has.type = had.shape, had.type

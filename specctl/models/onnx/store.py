@@ -1,4 +1,4 @@
-"""Exported graphs in a folder of the user, named by what they were made from, and small files beside them."""
+"""Exported graphs in a folder of the user, named by what they were made from, and small files next to them."""
 
 import atexit
 import hashlib
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedModel
 
-SCHEMA_VERSION = 3  # Of the graphs; graphs of another version are made anew
+SCHEMA_VERSION = 3  # Of the graphs; graphs of another version are made again
 GRAPH = "model.onnx"
 MANIFEST = "manifest.json"
 CHUNK = 1 << 24
@@ -117,7 +117,7 @@ def key_of_files(
         files: a hash of them.
         kind: of the device, such as ``cpu``.
         dtype: that the weights are loaded in, such as ``float32``.
-        quantize, trees: as in `key_of`.
+        quantize, trees: see `key_of`.
         vocabulary: the ids of its logits' columns; None where a column is an id.
     """
     ids = [] if vocabulary is None else [vocabulary.digest]
@@ -203,11 +203,11 @@ class Store:
         return entry / GRAPH if whole else None
 
     def facts(self, key: str) -> Path:
-        """The file of the `GraphFacts` beside a graph."""
+        """The file of the `GraphFacts` next to a graph."""
         return self.folder / f"{key}.model.json"
 
     def times(self, key: str) -> Path:
-        """The file of the `Times` beside a graph."""
+        """The file of the `Times` next to a graph."""
         return self.folder / f"{key}.times.json"
 
     def refusal(self, key: str) -> str | None:
@@ -225,7 +225,7 @@ class Store:
         return self.folder / f"{key}.refused.txt"
 
     def derived(self, key: str, rows: int | str | None) -> Path:
-        """The file of a `derived_graph` beside a graph."""
+        """The file of a `derived_graph` next to a graph."""
         return self.folder / f"{key}.packed-{'steps' if rows is None else rows}.onnx"
 
     def remove(self, key: str) -> None:
@@ -236,11 +236,11 @@ class Store:
                 made.unlink(missing_ok=True)
 
     def put(self, key: str, write: Callable[[Path], None]) -> Path:
-        """Add a graph, in the place of a damaged one.
+        """Add a graph, in place of a damaged one.
 
         Args:
             key: its name.
-            write: writes it to a file, and its weights beside it; if it raises, nothing is added.
+            write: writes it to a file, and its weights next to it; if it raises, nothing is added.
 
         Raises:
             OSError: the folder cannot be written to.
@@ -388,7 +388,7 @@ def no_tree_graph(everything: bool, kind: str, quantize: str | None) -> str | No
 
 PACKAGES = ("onnxruntime", "onnx", "onnxscript")
 MAKING = 1.5
-"""Bytes of memory that making and checking a graph takes at its peak, beside the weights, for each byte of them.
+"""Bytes of memory that making and checking a graph takes at its peak, next to the weights, for each byte of them.
 Measured: 1.04 for 135 million weights, 1.09 in the shape of Gemma 3 270M, 1.48 where tied embeddings of 262,144 tokens
 are nearly all of the weights: onnxruntime reads them from the file and copies them for the output layer."""
 EAGER, ONNX = "eager", "onnx"
@@ -444,19 +444,19 @@ def _machine(threads: int) -> str:
     return f"{platform.node()}, {threads} threads"
 
 
-FORM = 2  # Of derived graphs; those of another form are made anew
+FORM = 2  # Of derived graphs; those of another form are made again
 NUMBER_OF_SIGNALS = 0xFFFF  # Stands for ``signals`` where other graphs have their number of sequences
 
 
 def derived_graph(path: Path, rows: int | Literal["signals"] | None) -> bytes:
     """`packed_graph` or `signals_graph` of a graph, from a file where that is of this graph, form and number.
 
-    The file lies beside the graph's folder in its `Store`, because making a graph takes a third of a second of imports.
+    The file lies next to the graph's folder in its `Store`, because making a graph imports for a third of a second.
     Of a graph that is not in a store nothing is stored.
 
     Args:
         path: of the graph.
-        rows: as of `packed_graph`, or ``signals``.
+        rows: see `packed_graph`, or ``signals``.
     """
     number = NUMBER_OF_SIGNALS if rows == "signals" else rows or 0
     source = crc32(path.read_bytes(), FORM << 16 | number)  # what it is made from, and how

@@ -59,7 +59,7 @@ def build_onnx_head(
         name: the head's, in messages.
         settings: the length of the run, and the callbacks for notices.
         reference: returns a slot of the head's torch network, which the graphs are compared with.
-        threads: of its passes; a small head has one all the same.
+        threads: of its passes; a small head has one anyway.
 
     Returns:
         None where torch has to run the head, after a notice with the reason.
@@ -98,7 +98,7 @@ def _opened(head: ChainHead | BlockHead, graphs: HeadGraphs, vocabulary: int) ->
 
 
 def _write(head: ChainHead | BlockHead, folder: Path) -> None:
-    """Export a head's graphs to files, each with its weights in another one beside it."""
+    """Export a head's graphs to files, each with its weights in another one next to it."""
     require_exporter()
     import onnx_ir as ir
 

@@ -22,10 +22,10 @@ STEP = 512
 CACHE_ARGUMENTS = ("cache", "past_key_values", "cache_params", "layer_past")
 """What models and layers call the cache that they are given, the newest name first."""
 CANNOT_GO_BACK = {
-    "blt": "it divides the whole text into patches anew in every pass",
+    "blt": "it divides the whole text into patches again in every pass",
     "cpmant": "it numbers positions from the whole text in every pass",
     "diffusion_gemma": "it writes by diffusion, a block of tokens at a time",
-    "kosmos-2.5": "generate gives it no positions, and it then numbers tokens anew in every pass",
+    "kosmos-2.5": "generate gives it no positions, and it then numbers tokens again in every pass",
     "minimax": "its linear attention works only with a cache of its own, which cannot be cropped",
     "moshi": "its cache has a window that its attention mask does not know of",
     "paligemma": "it reads a prompt in both directions, and what it writes in one",

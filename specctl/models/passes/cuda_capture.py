@@ -11,8 +11,7 @@ import torch
 Capture = Callable[[Callable[[], Any]], Callable[[], Any]]
 """Runs a pass over fixed tensors; returns a function that runs it again and leaves its results in the same tensors."""
 
-CAPTURE_ERRORS = range(900, 909)
-"""CUDA's codes for what a capture does not allow."""
+CAPTURE_ERRORS = range(900, 909)  # CUDA's codes for what a capture does not allow
 
 
 class CudaCapture:
@@ -71,7 +70,7 @@ class CudaCapture:
         return replay
 
     def _warm_up(self, step: Callable[[], Any]) -> None:
-        """Libraries initialise in their first calls, which cannot be captured; and a pass that waits is refused here,
+        """Libraries initialise in their first calls, which cannot be captured; and a pass that waits is rejected here,
         because a capture that has failed cannot be undone completely."""
         usual = torch.cuda.current_stream()
         self._stream.wait_stream(usual)

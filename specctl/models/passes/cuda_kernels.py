@@ -69,8 +69,7 @@ def _product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     return torch.bmm(left, right) if left.dtype == torch.float32 else torch.bmm(left, right, out_dtype=torch.float32)
 
 
-ALIKE = 1e-5
-"""How far a norm may be from torch's, in float32, to be taken for the same."""
+ALIKE = 1e-5  # How far a norm may be from torch's, in float32, to be taken for the same
 
 
 def fuse_norms(model: PreTrainedModel) -> None:

@@ -18,15 +18,10 @@ from specctl.models.passes.tree_sight import WIDEST, TreeSight, gather_path
 
 
 class Cursor:
-    """Where the current pass writes in a cache of `FixedLayer` and how far it attends; one for all layers.
+    """Where the current pass writes in a cache of `FixedLayer` and how far it attends; one for all layers."""
 
-    Attributes:
-        positions: ``(T,)`` int64, the slots of the pass's tokens.
-        span: how many slots its tokens may attend to; those ahead of a token are masked.
-    """
-
-    positions: torch.Tensor
-    span: int
+    positions: torch.Tensor  # ``(T,)`` int64, the slots of the pass's tokens
+    span: int  # how many slots its tokens may attend to; those ahead of a token are masked
 
 
 class BufferLayer(CacheLayerMixin):
@@ -100,20 +95,14 @@ class FixedLayer(BufferLayer):  # type: ignore[no-untyped-call]
 
 
 class RowCursor:
-    """Where the current pass writes in a cache of `RowLayer`, and how far it attends; one for all layers.
+    """Where the current pass writes in a cache of `RowLayer`, and how far it attends; one for all layers."""
 
-    Attributes:
-        rows: ``(n,)`` int64, the rows of the cache that the pass's sequences have.
-        whole: whether the k-th sequence writes to row k and looks at it, so that keys and values need no copy; only
-            what pads the pass may write to another one.
-        slots: ``(n, W)`` int64, where in its row each of their tokens is written.
-        span: how many slots its tokens may attend to.
-    """
-
-    rows: torch.Tensor
+    rows: torch.Tensor  # ``(n,)`` int64, the rows of the cache that the pass's sequences have
+    # whether the k-th sequence writes to row k and looks at it, so that keys and values need no copy; only what pads
+    # the pass may write to another one
     whole: bool
-    slots: torch.Tensor
-    span: int
+    slots: torch.Tensor  # ``(n, W)`` int64, where in its row each of their tokens is written
+    span: int  # how many slots its tokens may attend to
 
 
 class RowLayer(BufferLayer):  # type: ignore[no-untyped-call]
@@ -148,31 +137,20 @@ class RowLayer(BufferLayer):  # type: ignore[no-untyped-call]
 
 
 SPARE = 256
-STEP = 64
-"""Buffers have a multiple of this many slots."""
-SHORTEST = 256
-"""Spans are powers of two from here on, because a graph attends to a fixed number of slots."""
-PIECE = 512
-"""Tokens of a prompt that go through the model at once."""
+STEP = 64  # Buffers have a multiple of this many slots
+SHORTEST = 256  # Spans are powers of two from here on, because a graph attends to a fixed number of slots
+PIECE = 512  # Tokens of a prompt that go through the model at once
 
 
 @dataclass(frozen=True, slots=True)
 class PassKind:
-    """The properties by which passes need different compiled code.
+    """The properties by which passes need different compiled code."""
 
-    Attributes:
-        width: tokens in the pass; 0 for any number above 1, which one compiled pass covers.
-        hidden: whether hidden states are wanted.
-        reader: reads one token's pass within it; None for a pass that gives logits.
-        rows: how many of its further arguments, from the first, have a row for each token.
-        tree: whether the first of them says which tokens of a tree each token sees.
-    """
-
-    width: int
-    hidden: bool = False
-    reader: TokenReader | None = None
-    rows: int = 0
-    tree: bool = False
+    width: int  # tokens in the pass; 0 for any number above 1, which one compiled pass covers
+    hidden: bool = False  # whether hidden states are wanted
+    reader: TokenReader | None = None  # reads one token's pass within it; None for a pass that gives logits
+    rows: int = 0  # how many of its further arguments, from the first, have a row for each token
+    tree: bool = False  # whether the first of them says which tokens of a tree each token sees
 
 
 class FixedBuffers(ABC):
@@ -306,7 +284,7 @@ class FixedBuffers(ABC):
         """Grow the buffers to hold this many tokens.
 
         Raises:
-            torch.OutOfMemoryError: what is cached is then lost; the next pass makes all buffers anew.
+            torch.OutOfMemoryError: what is cached is then lost; the next pass makes all buffers again.
         """
         if self._holds(tokens):
             return
@@ -374,7 +352,7 @@ class FixedBufferNetwork(FixedBuffers):
         """Run the network, with the buffers as its cache.
 
         Args:
-            kind, keep: as of `_pass`.
+            kind, keep: see `_pass`.
             ids: ``(1, T)``.
             positions: ``(T,)``, the tokens' places in their text.
             mask: ``(T, S)`` boolean, the slots that each of them sees.
@@ -424,7 +402,7 @@ class FixedBufferNetwork(FixedBuffers):
     def _read_tree(
         self, tokens: Sequence[int], parents: Sequence[int], before: int, hidden: bool, *rows: torch.Tensor
     ) -> Found:
-        """A pass of `extend_tree` for which there is room; ``rows`` as of `_network`, if it takes any."""
+        """A pass of `extend_tree` for which there is room; for ``rows`` see `_network`, if it takes any."""
         sight = sent(tree_rows(self._sight.grown(parents, before)), self.device)
         found: Found = self._run(PassKind(0, hidden, rows=1 + len(rows), tree=True), tokens, sight, *rows)
         self.length += len(tokens)

@@ -20,15 +20,10 @@ Signals: TypeAlias = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]
 
 
 class Certain(NamedTuple):
-    """What is predicted by a draft that writes text in tokens of its own.
+    """What is predicted by a draft that writes text in tokens of its own."""
 
-    Attributes:
-        tokens: the target's id after each of R rows.
-        whole: V, the pair's shared vocabulary.
-    """
-
-    tokens: Sequence[int]
-    whole: int
+    tokens: Sequence[int]  # the target's id after each of R rows
+    whole: int  # V, the pair's shared vocabulary
 
 
 class Forward:
@@ -42,7 +37,8 @@ class Forward:
         states: of all tokens of the pass, for the layers that are watched; None if none is. Numpy's are overwritten by
             the runner's next pass too.
         vocabulary: the ids of the columns; None where column i is id i, and N is V, the pair's shared vocabulary.
-        certain: the tokens predicted, where the columns are of the law that a draft begins to write them by; else None.
+        certain: the tokens predicted, where the columns are the distribution by which a draft begins to write them;
+            else None.
         signals: of each row entropy in nats and top probability, ``(2, keep)`` in two arrays, where the pass computed
             them (`Slot.wants_signals`); the next one may overwrite them.
     """
@@ -73,7 +69,7 @@ class Forward:
 
     @property
     def rows(self) -> Numbers:
-        """The logits ``(keep, V)``, -inf for ids that have no column and beside a token that is certain."""
+        """The logits ``(keep, V)``, -inf for ids that have no column and next to a token that is certain."""
         if self.certain is not None:
             found = np.full((len(self.columns), self.certain.whole), -np.inf, np.float32)
             found[np.arange(len(found)), [*self.certain.tokens]] = 0
@@ -169,6 +165,6 @@ class TokenReader(PassReader, Protocol):
         """What a call gives for the one row of each pass; not where it is `hidden`.
 
         Args:
-            forwards: as in `PassReader`.
+            forwards: see `PassReader`.
             about: of each text the draw's randomness, or None.
         """

@@ -75,8 +75,7 @@ class _Host(str):
 HOST = cast("torch.device", _Host("cpu"))
 """What equals ``torch.device("cpu")`` and stands for it where torch has not been imported."""
 
-WITHOUT_FLOAT64 = frozenset({"mps"})
-"""Kinds of devices that have no float64; of Intel's some have it."""
+WITHOUT_FLOAT64 = frozenset({"mps"})  # Kinds of devices that have no float64; of Intel's some have it
 
 
 @cache

@@ -85,7 +85,7 @@ def cached_values(config: Any) -> int:
     layers: list[Any] = DynamicCache(config=config).layers
     # Caches of transformers 5.17 have no layers for the last ones, where these read others' keys.
     for index, (cached, layer) in enumerate(zip(layers, layer_configs(config), strict=False)):
-        if rate := getattr(cached, "compress_rate", None):  # DeepSeek-V4: an entry for several tokens, beside a window
+        if rate := getattr(cached, "compress_rate", None):  # DeepSeek-V4: an entry for several tokens, next to a window
             indexed = _index_size(layer) if "indexer" in cached.compressed_kv else 0
             values += -(-(head_size(layer) + indexed) // rate)
         elif isinstance(cached, DynamicLayer):
@@ -98,7 +98,7 @@ def cached_values(config: Any) -> int:
 
 def _index_size(layer: Any) -> int:
     size = int(_first(layer, ("index_head_dim", "indexer_head_dim")) or 0)
-    return 2 * size + 1 if hasattr(layer, "index_kpool") else size  # GLM-5-Next keeps a gate and a mark beside the key
+    return 2 * size + 1 if hasattr(layer, "index_kpool") else size  # GLM-5-Next keeps a gate and a mark next to the key
 
 
 def _first(layer: Any, names: Sequence[str]) -> Any:

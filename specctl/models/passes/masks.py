@@ -12,12 +12,9 @@ from specctl.models.passes.weights import device_of
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-USUAL = "sdpa"
-"""transformers' name of torch's own scaled dot-product attention."""
-GROUPED = "specctl_grouped"
-"""The name under which a model of transformers knows `cuda_kernels.grouped`."""
-WITH_MASKS = (USUAL, GROUPED)
-"""Attentions that take a ready-made mask ``(1, 1, T, S)``."""
+USUAL = "sdpa"  # transformers' name of torch's own scaled dot-product attention
+GROUPED = "specctl_grouped"  # The name under which a model of transformers knows `cuda_kernels.grouped`
+WITH_MASKS = (USUAL, GROUPED)  # Attentions that take a ready-made mask ``(1, 1, T, S)``
 ALIGNMENT = 8
 """CUDA's attention takes masks whose rows begin at multiples of this many numbers, and copies others in every layer."""
 
@@ -28,7 +25,7 @@ def aligned(slots: int) -> int:
 
 
 def additive(seen: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A mask of what is seen, as attention adds it to its scores: each layer would make it of a boolean one anew."""
+    """A mask of what is seen, as attention adds it to its scores: each layer would make it of a boolean one again."""
     return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, -torch.inf)
 
 

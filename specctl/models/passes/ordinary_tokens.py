@@ -3,10 +3,8 @@
 from collections.abc import Set
 from itertools import cycle, islice
 
-FIRST, LAST = 10, 110
-"""Most vocabularies begin with special tokens, and have letters next."""
-FEW = 4
-"""With fewer ids in that range the whole vocabulary is taken."""
+FIRST, LAST = 10, 110  # Most vocabularies begin with special tokens, and have letters next
+FEW = 4  # With fewer ids in that range the whole vocabulary is taken
 
 
 def ordinary_tokens(number: int, vocabulary: int, eos: Set[int] = frozenset()) -> list[int]:

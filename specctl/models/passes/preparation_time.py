@@ -35,7 +35,7 @@ def waited_seconds() -> float:
 
 @contextmanager
 def preparing() -> Iterator[None]:
-    """Whatever this takes is no work, see `working_seconds`."""
+    """Whatever this takes is not work, see `working_seconds`."""
     if _spent.within:
         yield
         return

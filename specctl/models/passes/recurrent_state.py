@@ -49,16 +49,11 @@ TESTED = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class SavedState:
-    """The states of all layers after some tokens.
+    """The states of all layers after some tokens."""
 
-    Attributes:
-        length: how many tokens.
-        states: a copy of each tensor, in the order of `RecurrentState`.
-        compressed: what each layer with compressed entries has. Its passes replace tensors and never write to them.
-    """
-
-    length: int
-    states: list[torch.Tensor]
+    length: int  # how many tokens
+    states: list[torch.Tensor]  # a copy of each tensor, in the order of `RecurrentState`
+    # what each layer with compressed entries has. Its passes replace tensors and never write to them.
     compressed: list[dict[str, Any]]
 
 

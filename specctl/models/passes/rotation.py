@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 REREADING = frozenset({"phi3", "phi4_multimodal", "phimoe"})
 """Families, by ``model_type``, whose `prepare_inputs_for_generation` drops the cache when the text grows longer than
-``original_max_position_embeddings``, so that the whole text is read anew."""
+``original_max_position_embeddings``, so that the whole text is read again."""
 
 
 class Rotation:
@@ -26,13 +26,13 @@ class Rotation:
 
     `generate` reads the P tokens of the prompt in one pass and then one token a pass. Up to the `border` all lengths
     rotate alike. Beyond it a token of the prompt is rotated by P, and the token at position i after it by i + 1; a
-    family that reads anew rotates all tokens of a longer text by its length.
+    family that reads again rotates all tokens of a longer text by its length.
 
     Args:
         border: tokens up to which all lengths rotate alike.
         each: whether every length beyond the border has a rotation of its own (dynamic); otherwise all of them have the
             same one (LongRoPE).
-        rereads: whether the whole text is read anew when it grows longer than the border.
+        rereads: whether the whole text is read again when it grows longer than the border.
     """
 
     def __init__(self, border: int, *, each: bool, rereads: bool) -> None:

@@ -39,7 +39,7 @@ def sent(
     Args:
         numbers: ``(N,)``, or a tensor of any shape, whose dtype stays.
         device: where to.
-        dtype: of the numbers that are no tensor; int64 by default.
+        dtype: of the numbers that are not a tensor; int64 by default.
     """
     import torch
 

@@ -6,12 +6,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-WIDEST = 64
-"""Longer passes get no ready-made mask: they are prompts, where a kernel's own causal mask is fastest."""
+WIDEST = 64  # Longer passes get no ready-made mask: they are prompts, where a kernel's own causal mask is fastest
 WINDOWS = "it has layers with a sliding window or with a state of their own"
 """Why a model reads no trees, as the end of a sentence."""
-LARGEST_TREE = 512
-"""The most tokens of a tree, however many passes it is read in."""
+LARGEST_TREE = 512  # The most tokens of a tree, however many passes it is read in
 
 Seen = npt.NDArray[np.bool_]
 
@@ -57,7 +55,7 @@ def grown_tree(tree: Sequence[int], text: list[int], tokens: Sequence[int], befo
     Args:
         tree: the tokens of the passes before.
         text: the sequence in the cache; a root that is read with its tree is appended.
-        tokens, before: as in `extend_tree`.
+        tokens, before: see `extend_tree`.
     """
     if not before:
         text.append(tokens[0])

@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedModel
 
-PAGE_OUT = 21
-"""``MADV_PAGEOUT`` of Linux."""
+PAGE_OUT = 21  # ``MADV_PAGEOUT`` of Linux
 
 
 def weight_bytes(model: "nn.Module") -> int:
@@ -73,18 +72,13 @@ def device_of(model: "nn.Module") -> "torch.device":
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """Where a model's weights are or will be, and in what form.
+    """Where a model's weights are or will be, and in what form."""
 
-    Attributes:
-        devices: their names, at least one.
-        weights: bytes of the weights.
-        quantised: what quantises them as torch has them, such as ``bitsandbytes``; None if nothing does.
-        sharded: how the model is split over processes; None where it is whole.
-    """
-
-    devices: tuple[str, ...]
-    weights: int
+    devices: tuple[str, ...]  # their names, at least one
+    weights: int  # bytes of the weights
+    # what quantises them as torch has them, such as ``bitsandbytes``; None if nothing does
     quantised: str | None = None
+    # how the model is split over processes; None where it is whole
     sharded: Literal["tensor", "pipeline"] | None = None
 
     @classmethod

@@ -50,7 +50,7 @@ def bytes_by_name(tables: Iterable[tuple[str, ModelTable]]) -> dict[str, float]:
 
 
 def lacking_devices(tables: Sequence[tuple[str, ModelTable]], here: Iterable[str]) -> list[str]:
-    """What to say about devices that the tables ask for and a machine lacks; arguments as in `absence`."""
+    """What to say about devices that the tables ask for and a machine lacks; arguments: see `absence`."""
     hint: list[str] = []
     asked = {name for _, table in tables for name in _asked(table)}
     if lacking := sorted(asked - set(here)):

@@ -22,10 +22,10 @@ class Scheme:
     bits: int  # of one weight
     # makes the transformers configuration from the dtype, the group and the modules to leave alone
     config: Callable[[str, int, list[str]], Any]
-    row_bytes: int = 0  # bytes beside the weights for each output row, such as the row's scale
+    row_bytes: int = 0  # bytes next to the weights for each output row, such as the row's scale
     # group sizes of weights in a row that share a scale and a zero, in the compute dtype; empty for rows
     groups: tuple[int, ...] = ()
-    block_bytes: int = 0  # bytes beside the weights for each 64 of them
+    block_bytes: int = 0  # bytes next to the weights for each 64 of them
     multiple: tuple[int, int] = (1, 1)  # the numbers of rows and columns are padded to multiples of these
     rows_of: int = 1  # layers whose number of rows is not a multiple of this stay unquantised
     dtypes: tuple[str, ...] = ()  # the dtypes that it can compute in; all of them if empty

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 FEATURES = TOP_PROBS + 2
 """What it reads: the largest probabilities, the entropy, and the number of the token in its round."""
-_STEEPEST = 60.0  # Largest logit, beyond which the sigmoid is 1 or 0 all the same
+_STEEPEST = 60.0  # Largest logit, beyond which the sigmoid is 1 or 0 anyway
 
 
 @dataclass(frozen=True, slots=True)

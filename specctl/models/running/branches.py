@@ -7,8 +7,7 @@ import torch
 from specctl.models.passes.forward import Forward
 from specctl.models.running.slot import Slot
 
-AT_ONCE = 64
-"""Branches in one forward pass: enough to fill it, few enough for the mask to stay small."""
+AT_ONCE = 64  # Branches in one forward pass: enough to fill it, few enough for the mask to stay small
 
 Choose = Callable[[Sequence[int], Forward], list[int]]
 """Called with the numbers of some branches and the pass over their last tokens, one row for each; returns their next
@@ -44,7 +43,7 @@ def continue_branches(
         runner.rollback(max(some_starts))
         if pending := sequence[runner.length : max(some_starts)]:
             runner.extend(pending, keep=0)
-        # A branch that has filled the context goes on beside the others, and what it gets is not to be used.
+        # A branch that has filled the context goes on next to the others, and what it gets is not to be used.
         for step in range(min(length, runner.context - min(some_starts))):
             if runner.holds_everything:
                 forward = _extended(runner, tokens, some_starts, step, hidden)

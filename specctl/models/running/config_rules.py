@@ -20,17 +20,11 @@ from specctl.models.running.text_rules import lone_repetition_penalty, repetitio
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a rule is made for.
+    """What a rule is made for."""
 
-    Attributes:
-        eos: ids that end a sequence, at least one.
-        vocabulary: V, the width of the logits.
-        device: of the logits.
-    """
-
-    eos: list[int]
-    vocabulary: int
-    device: str
+    eos: list[int]  # ids that end a sequence, at least one
+    vocabulary: int  # V, the width of the logits
+    device: str  # of the logits
 
 
 Maker = Callable[[Any, Context], Any]
@@ -66,7 +60,7 @@ _MAKERS: dict[str, Maker] = {
 def config_rules(
     config: transformers.GenerationConfig, eos: Set[int], vocabulary: int, device: torch.device
 ) -> TokenRule | None:
-    """The rules of a generation configuration, as of `TokenRules.of`; None if it has none."""
+    """The rules of a generation configuration, see `TokenRules.of`; None if it has none."""
     if (penalty := lone_repetition_penalty(config)) is not None:
         return None if penalty == 1 else repetition_rule(penalty, vocabulary)
     rules = TokenRules.of(config, eos, vocabulary, device)

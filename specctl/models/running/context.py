@@ -8,8 +8,7 @@ from specctl.models.passes.watching import decoder
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
-ENDLESS = 1 << 31
-"""The context of what has no limit of its own."""
+ENDLESS = 1 << 31  # The context of what has no limit of its own
 NAMES = ("max_position_embeddings", "max_seq_len", "max_target_positions", "n_positions")
 """What configurations call it, besides the names that transformers' ``attribute_map`` gives to the first."""
 TABLES = frozenset({"embed_positions", "position_embeddings", "positions_embed", "wpe"})

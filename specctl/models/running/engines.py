@@ -17,42 +17,32 @@ if TYPE_CHECKING:
 
     from specctl.models.passes.compilation import Compiler
 
-LONG_RUN = 50_000
-"""Compiling pays from this many tokens to generate, even for small models."""
+LONG_RUN = 50_000  # Compiling pays from this many tokens to generate, even for small models
 
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """The engine that a profile and a command ask for.
+    """The engine that a profile and a command ask for."""
 
-    Attributes:
-        engine, compile, deterministic, check: as in the profile.
-        trees: whether models are to read trees, where their engine has to be made for it.
-        expected_tokens: how many will be generated in all, as far as is known.
-        notice: called with one line when a setting cannot be honoured.
-        progress: called with what is being prepared.
-        most_threads: how many threads an engine of its own may try on the CPU; None where it takes torch's number.
-        in_step: whether other processes run the same passes with other shares of the model, so that a pass that can
-            only be run in another way than theirs is an error.
-        rounding: of one model, how the engine itself is to quantise it; None where it is not.
-        keeps: of one model, whether torch's weights stay where torch does not run it.
-        files: of one model, gives its `model_hash`, which may take reading all of them; None where nothing does.
-    """
-
+    # engine, compile, deterministic, check: as in the profile
     engine: EngineName = "auto"
     compile: bool | Literal["auto"] = "auto"
     deterministic: bool = False
     check: bool = False
-    expected_tokens: int = 0
-    notice: Say = lambda _: None
-    progress: Say = lambda _: None
-    trees: bool = False
+    expected_tokens: int = 0  # how many will be generated in all, as far as is known
+    notice: Say = lambda _: None  # called with one line when a setting cannot be honoured
+    progress: Say = lambda _: None  # called with what is being prepared
+    trees: bool = False  # whether models are to read trees, where their engine has to be made for it
+    # how many threads an engine of its own may try on the CPU; None where it takes torch's number
     most_threads: int | None = None
+    # whether other processes run the same passes with other shares of the model, so that a pass that can only be run in
+    # another way than theirs is an error
     in_step: bool = False
-    rounding: str | None = None
-    keeps: bool = True
+    rounding: str | None = None  # of one model, how the engine itself is to quantise it; None where it is not
+    keeps: bool = True  # of one model, whether torch's weights stay where torch does not run it
+    # of one model, gives its `model_hash`, which may take reading all of them; None where nothing does
     files: Callable[[], str | None] = lambda: None
 
     @classmethod
@@ -72,29 +62,18 @@ class Engine(ABC):
     """A way to run models, as a profile's ``engine`` names it.
 
     What it says of a model it says before the model's weights are loaded, too: of a skeleton.
-
-    Attributes:
-        name: in profiles and reports.
-        does: what happens to a model that another engine hands over to this one, to follow the model's name.
-        instead: the engine that runs what this one cannot; ``auto`` for the choice without a wish.
-        tried: whether its `build` may find that the model has to run by `instead`.
-        captures: whether it captures passes, those of draft heads beside it too.
-        compiles_heads: whether those may be compiled.
-        spare: how many times as many tokens as they hold its buffers have room for right after they grew.
-        kept: bytes that it keeps on a CUDA device for one model, besides weights and cache.
-        making: memory that it takes once to make what it runs, as a multiple of the weights beside them.
-        forms: values of ``quantize`` that it has forms of its own for, so that the model is loaded whole.
     """
 
-    name: EngineName
-    does: str
-    instead: EngineName = "eager"
-    tried: bool = False
-    captures: bool = False
-    compiles_heads: bool = True
-    spare: float = 1.25
-    kept: int = 0
-    making: float = 0.0
+    name: EngineName  # in profiles and reports
+    does: str  # what happens to a model that another engine hands over to this one, to follow the model's name
+    instead: EngineName = "eager"  # the engine that runs what this one cannot; ``auto`` for the choice without a wish
+    tried: bool = False  # whether its `build` may find that the model has to run by `instead`
+    captures: bool = False  # whether it captures passes, those of draft heads next to it too
+    compiles_heads: bool = True  # whether those may be compiled
+    spare: float = 1.25  # how many times as many tokens as they hold its buffers have room for right after they grew
+    kept: int = 0  # bytes that it keeps on a CUDA device for one model, besides weights and cache
+    making: float = 0.0  # memory that it takes once to make what it runs, as a multiple of the weights next to them
+    # values of ``quantize`` that it has forms of its own for, so that the model is loaded whole
     forms: tuple[str, ...] = ()
 
     def require(self) -> None:  # noqa: B027 - most have what they need
@@ -129,23 +108,15 @@ class Engine(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The engine that runs a model.
+    """The engine that runs a model."""
 
-    Attributes:
-        engine: it.
-        why: in a few words.
-        compiles: whether its passes are compiled.
-        said: the settings that cannot be honoured, each to follow the model's name.
-        otherwise: what runs the model where the engine, once tried, cannot or should not; None for one that is not.
-        asked: whether a person asked for the engine.
-    """
-
-    engine: Engine
-    why: str
-    compiles: bool = False
-    said: tuple[str, ...] = ()
+    engine: Engine  # it
+    why: str  # in a few words
+    compiles: bool = False  # whether its passes are compiled
+    said: tuple[str, ...] = ()  # the settings that cannot be honoured, each to follow the model's name
+    # what runs the model where the engine, once tried, cannot or should not; None for one that is not
     otherwise: "Choice | None" = None
-    asked: bool = False
+    asked: bool = False  # whether a person asked for the engine
 
     @property
     def name(self) -> str:
@@ -190,7 +161,7 @@ def fixed_width(runner: Slot, model: "PreTrainedModel") -> Slot:
     """A verifier whose logits do not depend on how many tokens it verifies at once.
 
     Raises:
-        ModelError: as of `require_fixed_width`.
+        ModelError: see `require_fixed_width`.
     """
     require_fixed_width(model)
     return Slot(FixedWidthPasses(runner))

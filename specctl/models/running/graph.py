@@ -21,14 +21,12 @@ from specctl.models.passes.watching import LayerWatch
 from specctl.models.running.passes import Passes, Request
 from specctl.models.running.static import WIDE, BatchOutputs, Shape, StaticBatch, StaticPasses
 
-WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, WIDEST)
-"""Passes are padded to the next of these."""
+WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, WIDEST)  # Passes are padded to the next of these
 CLASSES = tuple(next(known for known in WIDTHS if known >= width) for width in range(WIDEST + 1))
 """The padded width of each width."""
 UNPADDED = sum(width == place for place, width in enumerate(WIDTHS, start=1))
 """Passes of at most this many tokens are not padded."""
-READERS = 8
-"""The most readers whose passes are kept: records with temperatures of their own each bring another one."""
+READERS = 8  # The most readers whose passes are kept: records with temperatures of their own each bring another one
 
 
 def width_class(width: int) -> int:
@@ -37,18 +35,13 @@ def width_class(width: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """A pass over tensors of its own, filled in before each replay.
+    """A pass over tensors of its own, filled in before each replay."""
 
-    Attributes:
-        given: ``(2 T + U,)`` float64, which holds ids, positions and numbers of the host alike: T ids, T positions
-            and U numbers, in one copy from the host.
-        more: further arguments; None for those that are numbers of the host or missing.
-        replay: runs the pass; the next replay overwrites its results.
-    """
-
+    # ``(2 T + U,)`` float64, which holds ids, positions and numbers of the host alike: T ids, T positions and U
+    # numbers, in one copy from the host
     given: torch.Tensor
-    more: tuple[torch.Tensor | None, ...]
-    replay: Callable[[], Any]
+    more: tuple[torch.Tensor | None, ...]  # further arguments; None for those that are numbers of the host or missing
+    replay: Callable[[], Any]  # runs the pass; the next replay overwrites its results
 
 
 class Capturing(FixedBuffers):

@@ -12,15 +12,10 @@ from specctl.models.running.passes import Passes, Request
 
 
 class Match(NamedTuple):
-    """An earlier occurrence of the text's last tokens.
+    """An earlier occurrence of the text's last tokens."""
 
-    Attributes:
-        length: how many tokens occur again, at least 1.
-        end: the place after the occurrence: the index of the token that followed it.
-    """
-
-    length: int
-    end: int
+    length: int  # how many tokens occur again, at least 1
+    end: int  # the place after the occurrence: the index of the token that followed it
 
 
 class SuffixIndex:
@@ -107,7 +102,7 @@ LONGEST_MATCH = 6
 class LookupPasses(Passes):
     """A draft that predicts the token which followed the latest occurrence of the text's end.
 
-    Its logits are one-hot, or all 0 where the last token is new. Drafting does not read them: `index` tells the match
+    Its logits are one-hot, or all 0 where the last token is new. Drafting does not read them: `index` shows the match
     without a row for the whole vocabulary.
 
     Args:

@@ -121,8 +121,7 @@ def width_fault(model: "PreTrainedModel", vocabulary: int) -> str | None:
 PROMPT, LENGTH = 6, 16
 """Tokens of the text's first pass over a cache, and of the whole text: more than the windows of no real model, few
 enough that the check takes about as long as three words do."""
-DIFFERENT = 4
-"""How many ids the text has: some models break a tie between equal tokens by how many others a pass reads."""
+DIFFERENT = 4  # How many ids the text has: some models break a tie between equal tokens by how many others a pass reads
 FACTOR = {torch.float32: 32.0, torch.float64: 32.0}
 LOW_FACTOR = 2.0
 """How many times further than `jittered` logits those of other passes may be off, by dtype, else the second.
@@ -135,17 +134,11 @@ were wrong it was from 100,000 times on in float32, and from 2.3 and 18 times on
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a check has found.
+    """What a check has found."""
 
-    Attributes:
-        apart: how far logits of passes over a cache are off, as a share of the logits' standard deviation.
-        most: how far rounding explains.
-        failure: the error in which such passes ended; None where they did not.
-    """
-
-    apart: float = 0.0
-    most: float = 0.0
-    failure: str | None = None
+    apart: float = 0.0  # how far logits of passes over a cache are off, as a share of the logits' standard deviation
+    most: float = 0.0  # how far rounding explains
+    failure: str | None = None  # the error in which such passes ended; None where they did not
 
     @property
     def wrong(self) -> bool:
@@ -195,7 +188,7 @@ def over_rows(model: PreTrainedModel, vocabulary: int, most: float) -> Reading |
     """Compare one pass over a text with passes over two texts and fixed buffers; None where none are possible.
 
     Args:
-        model, vocabulary: as in `over_cache`, which has found nothing wrong.
+        model, vocabulary: see `over_cache`, which has found nothing wrong.
         most: how far rounding explains, as that has found.
 
     Raises:

@@ -17,40 +17,32 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Runners of a target and its drafts, over one shared vocabulary.
+    """Runners of a target and its drafts, over one shared vocabulary."""
 
-    Attributes:
-        target: runner of the target model.
-        drafts: runner of the draft, then of the model that drafts for it, and so on down; empty if only the target was
-            loaded. In a benchmark, the drafts of several profiles in a row.
-        tokenizer: the target's tokenizer.
-        eos: ids that end a sequence.
-        context: the longest sequence that the target can hold, in tokens; a draft may hold fewer (`Slot.room`).
-        models: the transformers models of the runners, the target's first; draft heads, lookups and registered drafters
-            are none. Loaded without ``torch_weights``, those that onnxruntime runs have shapes and no weights.
-        named_predictors: for each draft its predictors by name, on the draft's device; the first is the default.
-        above: for each draft the index of the draft whose states it may read, None for the target; empty where each
-            draft reads those of the model before it.
-        threads: with how many threads passes on the CPU run, and why; None for a pair that was put together by hand.
-        vocabulary: V, ids below it are known to all models; of a pair that was put together by hand, no bound is known.
-        policy: makes a policy of a setting of one draft; in a batch, one that may decide together with those of others.
-        texts: how many are written at once, this pair's among them.
-        prompt_rules: rules of the target's generation_config.json about each text's prompt, by the keys of a sampling
-            table, which hold where that has no others.
-    """
-
-    target: Slot
+    target: Slot  # runner of the target model
+    # runner of the draft, then of the model that drafts for it, and so on down; empty if only the target was loaded. In
+    # a benchmark, the drafts of several profiles in a row.
     drafts: tuple[Slot, ...]
-    tokenizer: Tokenizer
-    eos: frozenset[int]
-    context: int
+    tokenizer: Tokenizer  # the target's tokenizer
+    eos: frozenset[int]  # ids that end a sequence
+    context: int  # the longest sequence that the target can hold, in tokens; a draft may hold fewer (`Slot.room`)
+    # the transformers models of the runners, the target's first; draft heads, lookups and registered drafters are none.
+    # Loaded without ``torch_weights``, those that onnxruntime runs have shapes and no weights.
     models: "tuple[PreTrainedModel, ...]"
+    # for each draft its predictors by name, on the draft's device; the first is the default
     named_predictors: tuple[Mapping[str, TrainedPredictor], ...] = ()
+    # for each draft the index of the draft whose states it may read, None for the target; empty where each draft reads
+    # those of the model before it
     above: tuple[int | None, ...] = ()
+    # with how many threads passes on the CPU run, and why; None for a pair that was put together by hand
     threads: Threads | None = None
+    # V, ids below it are known to all models; of a pair that was put together by hand, no bound is known
     vocabulary: int = 1 << 31
+    # makes a policy of a setting of one draft; in a batch, one that may decide together with those of others
     policy: Callable[[Setting], StoppingPolicy] = Setting.build
-    texts: int = 1
+    texts: int = 1  # how many are written at once, this pair's among them
+    # rules of the target's generation_config.json about each text's prompt, by the keys of a sampling table, which hold
+    # where that has no others
     prompt_rules: Mapping[str, Any] = field(default_factory=dict)
 
     @property

@@ -20,103 +20,73 @@ if TYPE_CHECKING:
     from specctl.models.running.lookup import SuffixIndex
     from specctl.models.running.slot import Slot
 
-READERS = 1024
-"""Readers that are known to be equal to others; with more of them they are compared anew."""
+READERS = 1024  # Readers that are known to be equal to others; with more of them they are compared again
 
 
 class Facts:
-    """What a model and its engine can do. `Passes` and every `Slot` have these attributes.
+    """What a model and its engine can do. `Passes` and every `Slot` have these attributes."""
 
-    Attributes:
-        context: the most tokens that the cache of a sequence may hold.
-        device: of the logits.
-        runs_model: whether it runs one of `Pair.models`; a draft head or a draft without files does not.
-        verifies: whether it can read the tokens of a draft in one pass, and so verify another draft.
-        captures: whether its passes are captured, which no other thread may disturb.
-        no_trees: why trees cannot be read, as the end of a sentence; None if they can.
-        marginals: whether what follows a draft token depends on its place alone; then `extend_tree` returns one row.
-        no_rows: why `over` cannot be called, as the end of a sentence; None if it can.
-        multiplies: whether each text gets passes of its own (`fresh`), because they cost little or cannot be shared.
-        holds_everything: whether every layer keeps the whole sequence, and `masked_pass` can be called.
-        layers: of a draft head, the layers of its verifier whose states it reads; empty for everything else.
-        state_size: of a draft head D, the width of these states.
-        longest: the most tokens that it can draft in a round; None for any number.
-        index: of a lookup, where it finds what to copy; None for a draft with logits.
-        draft_vocabulary: of a draft that writes some ids only, the ids of its logits' columns, which every `Forward`
-            of it has too; None where a column is an id.
-        translates: of a draft with another tokenizer, what it drafts, in words; None for one with the target's.
-        whole_prompts: whether a prompt that is read in parts gives other logits.
-        fixed_width: tokens of every pass whose logits are used; None for any number.
-        writes_text: whether it writes text that is cut into tokens of the target: its predictions are certain, and
-            no distribution can be drafted from.
-        token_bytes: of its cache for each token; 0 where that is not known.
-        rows_bytes: of weights that passes over several sequences hold besides its own; 0 where they share them.
-        threads: of its passes on a CPU, where they have a number of their own; None where it is torch's.
-        tried: milliseconds of a small round by number of threads that was tried; empty if nothing was.
-    """
-
-    context: int
-    device: "torch.device"
-    runs_model: bool = True
-    verifies: bool = True
-    captures: bool = False
+    context: int  # the most tokens that the cache of a sequence may hold
+    device: "torch.device"  # of the logits
+    runs_model: bool = True  # whether it runs one of `Pair.models`; a draft head or a draft without files does not
+    verifies: bool = True  # whether it can read the tokens of a draft in one pass, and so verify another draft
+    captures: bool = False  # whether its passes are captured, which no other thread may disturb
+    # why trees cannot be read, as the end of a sentence; None if they can
     no_trees: str | None = "it reads tokens one after the other"
+    # whether what follows a draft token depends on its place alone; then `extend_tree` returns one row
     marginals: bool = False
+    # why `over` cannot be called, as the end of a sentence; None if it can
     no_rows: str | None = "it reads one text at a time"
+    # whether each text gets passes of its own (`fresh`), because they cost little or cannot be shared
     multiplies: bool = False
-    holds_everything: bool = False
+    holds_everything: bool = False  # whether every layer keeps the whole sequence, and `masked_pass` can be called
+    # of a draft head, the layers of its verifier whose states it reads; empty for everything else
     layers: tuple[int, ...] = ()
-    state_size: int = 0
-    longest: int | None = None
-    index: "SuffixIndex | None" = None
+    state_size: int = 0  # of a draft head D, the width of these states
+    longest: int | None = None  # the most tokens that it can draft in a round; None for any number
+    index: "SuffixIndex | None" = None  # of a lookup, where it finds what to copy; None for a draft with logits
+    # of a draft that writes some ids only, the ids of its logits' columns, which every `Forward` of it has too; None
+    # where a column is an id
     draft_vocabulary: "DraftVocabulary | None" = None
+    # of a draft with another tokenizer, what it drafts, in words; None for one with the target's
     translates: str | None = None
-    whole_prompts: bool = False
-    fixed_width: int | None = None
+    whole_prompts: bool = False  # whether a prompt that is read in parts gives other logits
+    fixed_width: int | None = None  # tokens of every pass whose logits are used; None for any number
+    # whether it writes text that is cut into tokens of the target: its predictions are certain, and no distribution can
+    # be drafted from
     writes_text: bool = False
-    token_bytes: int = 0
-    rows_bytes: int = 0
+    token_bytes: int = 0  # of its cache for each token; 0 where that is not known
+    rows_bytes: int = 0  # of weights that passes over several sequences hold besides its own; 0 where they share them
+    # of its passes on a CPU, where they have a number of their own; None where it is torch's
     threads: int | None = None
+    # milliseconds of a small round by number of threads that was tried; empty if nothing was
     tried: Mapping[int, float] = MappingProxyType({})
 
 
 class Request(NamedTuple):
-    """What one sequence wants of a pass.
+    """What one sequence wants of a pass."""
 
-    Attributes:
-        slot: the sequence's number, from 0.
-        after: how many of its cached tokens the new ones follow; later ones are overwritten.
-        tokens: T ids, at least one; for a reader also a single one that is on the device, see `Slot.sample`.
-        keep: the number of last tokens whose logits are wanted.
-        hidden: whether their hidden states are wanted, too.
-        rotated_as: the length of text whose rotation the tokens have, see `Slot.rotate_as`; 0 for most models.
-        reader: computes the answer from the pass's logits, for example a sampled token; None where the answer is the
-            pass itself. Its pass has no hidden states.
-        about: what the reader needs of this text, such as the uniform number of a draw.
-        previous: ``(S,)`` of the text's last token, for a reader that needs it, or None.
-        parents: of a tree's tokens, as of `Slot.extend_tree`; None for a chain.
-        before: of a tree, how many of its tokens are cached already.
-    """
-
-    slot: int
-    after: int
+    slot: int  # the sequence's number, from 0
+    after: int  # how many of its cached tokens the new ones follow; later ones are overwritten
+    # T ids, at least one; for a reader also a single one that is on the device, see `Slot.sample`
     tokens: Sequence[int]
-    keep: int
-    hidden: bool = False
-    rotated_as: int = 0
+    keep: int  # the number of last tokens whose logits are wanted
+    hidden: bool = False  # whether their hidden states are wanted, too
+    rotated_as: int = 0  # the length of text whose rotation the tokens have, see `Slot.rotate_as`; 0 for most models
+    # computes the answer from the pass's logits, for example a sampled token; None where the answer is the pass itself.
+    # Its pass has no hidden states.
     reader: "PassReader | None" = None
-    about: Any = None
-    previous: "torch.Tensor | None" = None
-    parents: Sequence[int] | None = None
-    before: int = 0
+    about: Any = None  # what the reader needs of this text, such as the uniform number of a draw
+    previous: "torch.Tensor | None" = None  # ``(S,)`` of the text's last token, for a reader that needs it, or None
+    parents: Sequence[int] | None = None  # of a tree's tokens, see `Slot.extend_tree`; None for a chain
+    before: int = 0  # of a tree, how many of its tokens are cached already
 
     @property
     def size(self) -> float:
         return len(self.tokens)
 
 
-FACTS = tuple(Facts.__annotations__)
-"""The names of all `Facts`."""
+FACTS = tuple(Facts.__annotations__)  # The names of all `Facts`
 SHARED = ("context", "device", "runs_model", "verifies", "threads", "draft_vocabulary", "no_trees")
 """What passes over several sequences have in common with those over one."""
 
@@ -126,16 +96,12 @@ class Passes(Facts, ABC):
 
     A sequence's place in it is a `Slot`, which all callers use. An engine that runs single sequences in another way
     than several, by a graph of their own for example, decides that in here.
-
-    Attributes:
-        slots: how many sequences, at least 1.
-        wants_signals: whether the caller wants `Forward.signals`, where a pass can compute them in less time.
-        inner: of a `Transform`, the slot that it changes; None for an engine.
     """
 
-    slots: int = 1
-    inner: "Slot | None" = None
+    slots: int = 1  # how many sequences, at least 1
+    inner: "Slot | None" = None  # of a `Transform`, the slot that it changes; None for an engine
     _engine: str = ""
+    # whether the caller wants `Forward.signals`, where a pass can compute them in less time
     wants_signals: bool = False
 
     @abstractmethod
@@ -211,7 +177,7 @@ class Passes(Facts, ABC):
 
     @property
     def length(self) -> int:
-        """Of a `Transform`, as of `Slot`; an engine does not count."""
+        """Of a `Transform`, see `Slot`; an engine does not count."""
         return 0
 
     def rollback(self, slot: int, length: int) -> int:  # noqa: ARG002 - most write over what they forget

@@ -23,7 +23,7 @@ class NextTokens(Protocol):
     def logits(self, text: Sequence[int], rows: int) -> "torch.Tensor":
         """Scores ``(rows, V)`` of the tokens that follow the last ``rows`` tokens of the text, any float dtype.
 
-        Row i is for the token after ``text[: len(text) - rows + 1 + i]`` and must not depend on what is behind that.
+        Row i is for the token after ``text[: len(text) - rows + 1 + i]`` and must not depend on what comes after that.
         ``-inf`` means never, equal scores mean that nothing is known. The list must not be changed.
         """
 

@@ -31,7 +31,7 @@ class RotatingPasses(Transform):
     """Passes whose logits are those of `generate`, for a model that rotates positions by the length of the text.
 
     It says how the tokens of each pass are rotated, and so what the cached ones may be used for. Where `generate` reads
-    a text anew that has grown longer than the border, so does this one; a pass over tokens on both sides is two, the
+    a text again that has grown longer than the border, so does this one; a pass over tokens on both sides is two, the
     second of them over the whole text. A rollback to the other side empties the cache.
 
     Args:
@@ -45,10 +45,10 @@ class RotatingPasses(Transform):
         self._rotation = rotation
         self._prompt = 0
         self._regime = 0  # of what is cached
-        self._text: list[int] = []  # what is cached, where it may have to be read anew
+        self._text: list[int] = []  # what is cached, where it may have to be read again
         if rotation.rereads:
             self.holds_everything = False
-            self.no_trees = self.no_trees or f"it reads the text anew at {rotation.border:,} tokens"
+            self.no_trees = self.no_trees or f"it reads the text again at {rotation.border:,} tokens"
 
     def over_slot(self, inner: Slot) -> Slot:
         return Slot(RotatingPasses(inner, self._rotation))
@@ -72,7 +72,7 @@ class RotatingPasses(Transform):
         return True
 
     def _crosses(self, count: int) -> bool:
-        """Whether the text has to be read anew for one of the next ``count`` tokens."""
+        """Whether the text has to be read again for one of the next ``count`` tokens."""
         return self._rotation.rereads and self._regime_of(self.length + count) != self._regime
 
     def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:

@@ -33,8 +33,8 @@ class RuledPasses(Transform):
     next pass. But a draft head reads every token, passes of a fixed width stay as they are, and what other rules
     inside leave of that token is not known.
 
-    A draft that can write none of the tokens that may follow is given a law over these, with which nothing of another
-    one is kept.
+    A draft that can write none of the tokens that may follow is given a distribution over these, with which no other
+    token is accepted.
 
     Args:
         inner: the model.

@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from specctl.models.passes.watching import States
     from specctl.models.running.transforms import Transform
 
-PIECE = 512
-"""Tokens of a prompt that go through one pass at once where sequences share passes: all others wait for it."""
+PIECE = 512  # Tokens of a prompt that go through one pass at once where sequences share passes: all others wait for it
 
 
 @final
@@ -284,7 +283,7 @@ class Slot(Facts):
     def observe_states(self, start: int, states: "States") -> None:
         """Let a draft head take its verifier's states of places from ``start`` on; those known already are ignored.
 
-        Where the state of the place before a token is not known, it reads its own output in its stead.
+        Where the state of the place before a token is not known, it reads its own output instead.
 
         Args:
             start: at most W.

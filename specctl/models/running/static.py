@@ -47,7 +47,7 @@ def obstacle(model: PreTrainedModel, where: Where | None = None) -> str | None:
     if where.quantised == QuantizationMethod.BITS_AND_BYTES.value:
         return "its weights are quantised with bitsandbytes"
     if (rotation := rotation_of(model)) is not None and rotation.each:
-        return "it rotates positions anew with every token of a long text"
+        return "it rotates positions again with every token of a long text"
     return mask_obstacle(model)
 
 
@@ -341,7 +341,7 @@ class StaticBatch(Passes):
         return [value for one in found for value in one]
 
     def _whole(self, shape: Shape) -> bool:
-        """Whether a pass is over all rows, so that each sequence stands in the place of its row."""
+        """Whether a pass is over all rows, so that each sequence stands at the place of its row."""
         return shape.count == self.slots
 
     def _results(self, shape: Shape, packed: Sequence[int], hidden: bool) -> BatchOutputs:

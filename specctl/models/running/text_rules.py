@@ -69,7 +69,7 @@ class Penalties:
         vocabulary: V, the width of the logits.
 
     Raises:
-        RecordError: a bias of what is no id.
+        RecordError: a bias for something that is not an id.
     """
 
     def __init__(self, settings: SamplingTable, prompt: Sequence[int], vocabulary: int) -> None:

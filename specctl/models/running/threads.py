@@ -19,19 +19,14 @@ if TYPE_CHECKING:
 
 Choice = TypeVar("Choice")
 
-VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
-"""Variables that set the number of torch's threads."""
+VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # Variables that set the number of torch's threads
 
-CONTEXT, WIDTH = 16, 6
-"""Cached tokens while passes are timed, and tokens in the pass that stands for a verification."""
-ENOUGH = 0.05
-"""Seconds of timing with each number of threads, after which more would show little."""
-PATIENCE = 1.5
-"""Seconds of timing in all after which nothing new is begun."""
+CONTEXT, WIDTH = 16, 6  # Cached tokens while passes are timed, and tokens in the pass that stands for a verification
+ENOUGH = 0.05  # Seconds of timing with each number of threads, after which more would show little
+PATIENCE = 1.5  # Seconds of timing in all after which nothing new is begun
 LARGE = 1 << 30
 """Bytes of weights from which trying takes too long, and every free core helps: reading them is what takes the time."""
-FEW = 4
-"""A number of threads that is tried where there are more cores: small models gain from a few and not from many."""
+FEW = 4  # A number of threads that is tried where there are more cores: small models gain from a few and not from many
 GAIN = 0.95
 """More threads must take at most this share of the time, since they suffer more from whatever else starts to run."""
 
@@ -43,20 +38,14 @@ def threads_of(runner: Slot) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Threads:
-    """The number of threads that passes run with, and why.
+    """The number of threads that passes run with, and why."""
 
-    Attributes:
-        number: of threads.
-        cores: that this process can keep busy.
-        reason: who or what chose the number.
-        milliseconds: by number of threads that was tried, the time of a small round; empty if nothing was tried.
-        others_busy: cores that other processes kept busy while the models were loaded; None if that is not known.
-    """
-
-    number: int
-    cores: int
-    reason: str
+    number: int  # of threads
+    cores: int  # that this process can keep busy
+    reason: str  # who or what chose the number
+    # by number of threads that was tried, the time of a small round; empty if nothing was tried
     milliseconds: Mapping[int, float] = field(default_factory=dict)
+    # cores that other processes kept busy while the models were loaded; None if that is not known
     others_busy: float | None = None
 
     @property

@@ -312,7 +312,7 @@ def in_parallel(runner: Slot, config: Any, vocabulary: int, name: str) -> Slot:
         name: the draft's, in messages.
 
     Raises:
-        ModelError: the mask is no id.
+        ModelError: the mask is not an id.
     """
     mask = getattr(config, "pard_token", None)
     if mask is None or runner.translates is not None:
@@ -356,7 +356,7 @@ class ParallelPasses(Transform):
         return Slot(ParallelPasses(inner, self._mask, self.longest))
 
     def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
-        """As in `Slot`; rows of a block are those of its pass, and tokens of the text before it are read as ever."""
+        """As in `Slot`; rows of a block are those of its pass, and tokens of the text before it are read as usual."""
         if self._block is None and keep != 1:
             self._newest = tokens[-1]
             return self.inner.extend(tokens, keep, hidden=hidden)

@@ -121,7 +121,7 @@ def draw_in_blocks(
     before = torch.tensor(weights, dtype=torch.float32, device=verifier_probs.device)  # (T,)
     above = verifier_probs * before[:, None]  # (T, V)
     surplus = (above - draft_probs).clamp_min(0).sum(-1)  # (T,)
-    # With w p in the place of p it is the step of single tokens, and min(1, w p / q) is the next w.
+    # With w p in place of p it is the step of single tokens, and min(1, w p / q) is the next w.
     tokens, accepted, after = draw_draft_tokens(verifier_tokens, draft_probs, above, generator, coins)
     return InBlocks(tokens.tolist(), accepted.tolist(), after.tolist(), _passing(weights, surplus.tolist()))
 

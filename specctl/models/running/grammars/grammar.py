@@ -31,18 +31,12 @@ if TYPE_CHECKING:
     from specctl.profile.schema import SamplingTable
 
 INVALID = "invalid_grammar"
-FAILED = "grammar_failed"
-"""The kind of an error in the middle of a text, whose grammar could be compiled."""
-UNFIT = "unfit_text"
-"""The kind of an error about a text that ended and does not fit its schema."""
-KEPT = 64
-"""Grammars that are kept ready for texts to come."""
-KEPT_BYTES = 1 << 30
-"""What those may take together."""
-SLOW_SECONDS = 0.1
-"""Processor time from which on a grammar stands back behind the passes, and waits for others like it."""
-Source = tuple[str, str]
-"""What `source_of` gives."""
+FAILED = "grammar_failed"  # The kind of an error in the middle of a text, whose grammar could be compiled
+UNFIT = "unfit_text"  # The kind of an error about a text that ended and does not fit its schema
+KEPT = 64  # Grammars that are kept ready for texts to come
+KEPT_BYTES = 1 << 30  # What those may take together
+SLOW_SECONDS = 0.1  # Processor time from which on a grammar waits for the passes, and waits for others like it
+Source = tuple[str, str]  # What `source_of` gives
 Allowed = npt.NDArray[np.bool_]
 
 
@@ -70,7 +64,7 @@ class GrammarRule:
     def apply(self, rows: Numbers, text: Sequence[int]) -> Numbers:
         """The logits ``(R, V)`` that follow the last R tokens of a text, -inf for ids that may not follow.
 
-        Those behind a token that may not be written are left as they are: nobody draws from them.
+        Those after a token that may not be written are left as they are: no caller samples from them.
         """
         first = len(text) - len(rows) + 1 - len(self.prompt)
         written = text[len(self.prompt) :]
@@ -93,7 +87,7 @@ class GrammarRule:
         return int(allowed.argmax())
 
     def _allowed(self, written: Sequence[int]) -> Allowed | None:
-        """The ids that may follow, ``(V,)``; None behind a token that may not be written."""
+        """The ids that may follow, ``(V,)``; None after a token that may not be written."""
         if not self._read(list(written)):
             return None
         count = len(written)
@@ -131,24 +125,18 @@ class GrammarRule:
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
 class Compiled:
-    """A grammar that texts can follow.
+    """A grammar that texts can follow."""
 
-    Attributes:
-        matcher: at its beginning.
-        fit: judges texts that have ended; None where the grammar says all.
-        bytes: of memory, about.
-    """
-
-    matcher: "LLMatcher"
-    fit: "SchemaFit | None"
-    bytes: int
+    matcher: "LLMatcher"  # at its beginning
+    fit: "SchemaFit | None"  # judges texts that have ended; None where the grammar says all
+    bytes: int  # of memory, about
 
 
 class Grammars:
     """Grammars over the ids of one tokenizer.
 
     A grammar is compiled in a process that can be ended, and then here, where it takes as long again: nothing that
-    llguidance has compiled can be sent from one process to another. One that takes too much is refused, and at once
+    llguidance has compiled can be sent from one process to another. One that takes too much is rejected, and at once
     where it comes again.
 
     Args:
@@ -182,7 +170,7 @@ class Grammars:
         self._known: WeakValueDictionary[Source, Compiled] = WeakValueDictionary()  # by what is written with them
         self._kept: OrderedDict[Source, Compiled | RecordError] = (
             OrderedDict()
-        )  # the last ones, refused ones among them
+        )  # the last ones, rejected ones among them
 
     def rule(self, compiled: Compiled, prompt: Sequence[int], vocabulary: int) -> GrammarRule:
         """The rule of a grammar about what follows a prompt.
@@ -263,7 +251,7 @@ class Grammars:
                 future.set_exception(error)
 
     def _tried(self, source: Source, inbox: "SimpleQueue[Any]") -> dict[str, Any] | None:
-        """What the other process says of a grammar; None where nobody wants to know any more."""
+        """What the other process says of a grammar; None where no caller waits for it any more."""
         if self._trials is None:
             return _untried(source)
         for _ in range(TRIES):
@@ -304,8 +292,7 @@ class Grammars:
         return found
 
 
-_NO_MORE = "<non-verbose/>"
-"""What llguidance puts in the place of its state."""
+_NO_MORE = "<non-verbose/>"  # What llguidance puts in place of its state
 
 
 def _untried(source: Source) -> dict[str, Any]:
@@ -319,10 +306,8 @@ def _untried(source: Source) -> dict[str, Any]:
     return {"grammar": found.grammar, "schema": found.schema, "seconds": 0.0, "bytes": 0}
 
 
-_GONE = object()
-"""Nobody wants the answer any more."""
-TRIES = 2
-"""How often a grammar is tried whose process ends."""
+_GONE = object()  # Nobody wants the answer any more
+TRIES = 2  # How often a grammar is tried whose process ends
 _MADE: "WeakKeyDictionary[Any, Grammars]" = WeakKeyDictionary()
 _MAKING = Lock()
 

@@ -11,29 +11,23 @@ from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-EXACT = 1 << 53
-"""Integers up to here are numbers of llguidance, which has float64 for them."""
+EXACT = 1 << 53  # Integers up to here are numbers of llguidance, which has float64 for them
 ONE = frozenset({
     "additionalItems", "additionalProperties", "contains", "contentSchema", "else", "if", "items", "not",
     "propertyNames", "then", "unevaluatedItems", "unevaluatedProperties",
 })  # fmt: skip
 """Keywords whose value is a schema."""
-LISTED = frozenset({"allOf", "anyOf", "items", "oneOf", "prefixItems"})
-"""Keywords whose value is a list of schemas."""
+LISTED = frozenset({"allOf", "anyOf", "items", "oneOf", "prefixItems"})  # Keywords whose value is a list of schemas
 NAMED = frozenset({"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"})
 """Keywords whose value is an object of schemas."""
 COUNTS = frozenset({
     "maxContains", "maxItems", "maxLength", "maxProperties", "minContains", "minItems", "minLength", "minProperties",
 })  # fmt: skip
 """Keywords whose value is a count, which JSON Schema lets be written as 2.0."""
-LIBRARY_KEYS = frozenset({"x-guidance"})
-"""Keys by which a schema could change how llguidance reads it."""
-FREE_FORMATS = frozenset({"binary", "password"})
-"""Formats of OpenAPI that every string has."""
-OLD_DRAFTS = ("draft-03", "draft-04", "draft-06", "draft-07")
-"""In which nothing beside a ``$ref`` counts."""
-FIRST_DRAFTS = ("draft-03", "draft-04")
-"""In which a schema's address is its ``id``."""
+LIBRARY_KEYS = frozenset({"x-guidance"})  # Keys by which a schema could change how llguidance reads it
+FREE_FORMATS = frozenset({"binary", "password"})  # Formats of OpenAPI that every string has
+OLD_DRAFTS = ("draft-03", "draft-04", "draft-06", "draft-07")  # In which nothing next to a ``$ref`` counts
+FIRST_DRAFTS = ("draft-03", "draft-04")  # In which a schema's address is its ``id``
 LATEST = r"https?://json-schema\.org/schema#?"
 """The address of no draft, which stands for the latest one."""
 DRAFT_7 = "http://json-schema.org/draft-07/schema#"
@@ -93,7 +87,7 @@ class _Form:
     """Forms schemas of one draft.
 
     Args:
-        old: whether nothing beside a ``$ref`` counts.
+        old: whether nothing next to a ``$ref`` counts.
         listed: whether ``items`` may be a list.
         first: whether a schema's address is its ``id``.
     """
@@ -147,7 +141,7 @@ def _name_items(schema: dict[str, Any]) -> None:
 
 
 def _name_limits(schema: dict[str, Any]) -> None:
-    """Say limits that are excluded as numbers, where draft 4 has a boolean beside the limit."""
+    """Say limits that are excluded as numbers, where draft 4 has a boolean next to the limit."""
     for excluded, limit in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
         if isinstance(schema.get(excluded), bool):
             is_so = schema.pop(excluded)
@@ -237,14 +231,10 @@ Each takes a kilobyte or two, and one token may need many, for which all texts o
 
 @dataclass(frozen=True, slots=True)
 class GrammarText:
-    """A grammar in llguidance's own form.
+    """A grammar in llguidance's own form."""
 
-    Attributes:
-        grammar: what it compiles.
-        schema: of a JSON schema, the form of it that texts are judged by, as JSON; None for other grammars.
-    """
-
-    grammar: str
+    grammar: str  # what it compiles
+    # of a JSON schema, the form of it that texts are judged by, as JSON; None for other grammars
     schema: str | None = None
 
 

@@ -18,8 +18,7 @@ from jsonschema.exceptions import ValidationError, best_match
 from llguidance import LLMatcher, LLTokenizer
 from referencing import Registry
 
-SHOWN = 60
-"""Characters of a value that a message shows."""
+SHOWN = 60  # Characters of a value that a message shows
 _EXACTLY = Context(prec=10_000, Emin=-99_999, Emax=99_999)
 _LABEL = re.compile("[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
 

@@ -23,12 +23,9 @@ from weakref import finalize
 
 from specctl.processes import child_command
 
-SECONDS = (0.1, 1.0, 10.0)
-"""Seconds of processor time of the first, second and third try of a grammar."""
-NICE = (0, 10, 19)
-"""The niceness of each try."""
-MEMORY = 512 << 20
-"""Bytes that compiling may add."""
+SECONDS = (0.1, 1.0, 10.0)  # Seconds of processor time of the first, second and third try of a grammar
+NICE = (0, 10, 19)  # The niceness of each try
+MEMORY = 512 << 20  # Bytes that compiling may add
 OUT_OF_MEMORY = 9
 _SENT = frozenset({signal.SIGABRT, signal.SIGKILL, signal.SIGBUS})
 """Signals that end a process which gets no memory, from the library or the system."""
@@ -68,19 +65,13 @@ def library_maker(tokenizer: str, eos: list[int]) -> Maker:
 
 @dataclass(slots=True)
 class Trial:
-    """A grammar that is tried.
+    """A grammar that is tried."""
 
-    Attributes:
-        asked: the request.
-        level: how many tries have taken too long.
-        process: the id of its process, while there is one, and the pipe on which that answers.
-        read: the answer so far.
-    """
-
-    asked: Mapping[str, str]
-    level: int = 0
+    asked: Mapping[str, str]  # the request
+    level: int = 0  # how many tries have taken too long
+    # the id of its process, while there is one, and the pipe on which that answers
     process: tuple[int, int] | None = None
-    read: bytearray = field(default_factory=bytearray)
+    read: bytearray = field(default_factory=bytearray)  # the answer so far
 
     def begin(self, make: Maker) -> None:
         reading, writing = os.pipe()
@@ -262,8 +253,7 @@ class _Lines:
 
 PROGRAM = "specctl.models.running.grammars.trials"
 
-Inbox = SimpleQueue[Any]
-"""Receives the `Answer` about a grammar; None without one."""
+Inbox = SimpleQueue[Any]  # Receives the `Answer` about a grammar; None without one
 
 
 class TrialProcess:
