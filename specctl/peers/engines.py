@@ -134,7 +134,7 @@ def parse_peer(text: str) -> PeerSetting:
         chosen = way.value(value or None)
     except ValueError:
         raise UsageError(
-            f"'{value}' is not a {way.key} of {peer}:{name}",
+            f"'{value}' is not a valid {way.key} value of {peer}:{name}",
             f"it is between {way.least:g} and {way.most:g}, by default {way.default:g}",
         ) from None
     return PeerSetting(f"{peer}:{name}:{chosen:g}", peer, {"draft": name, way.key: chosen})

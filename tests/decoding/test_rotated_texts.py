@@ -247,7 +247,7 @@ def test_engines_say_what_they_cannot_rotate() -> None:
         assert "rotates positions again with every token of a long text" in choice.said[0]
     with pytest.raises(ModelError, match="deterministically: it rotates positions by the length of the text"):
         fixed_width(runner_of("phi3"), weights("phi3"))
-    assert runner_of("phi3").no_trees == f"it reads the text anew at {BORDER} tokens"
+    assert runner_of("phi3").no_trees == f"it reads the text again at {BORDER} tokens"
     plain = MODEL_FOR_CAUSAL_LM_MAPPING[LlamaConfig](LlamaConfig(**SHAPE))
     assert rotation_of(plain) is None
 

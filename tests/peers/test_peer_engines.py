@@ -48,9 +48,9 @@ def test_transformers_has_settings_of_its_own():
     [
         ("openvnio", "did you mean 'openvino'"),
         ("openvino:adaptive", "cannot draft by 'adaptive'"),
-        ("openvino:constant:0", "'0' is no tokens"),
-        ("openvino:constant:2.5", "'2.5' is no tokens"),
-        ("openvino:confidence:1.5", "'1.5' is no threshold"),
+        ("openvino:constant:0", "'0' is not a valid tokens value"),
+        ("openvino:constant:2.5", "'2.5' is not a valid tokens value"),
+        ("openvino:confidence:1.5", "'1.5' is not a valid threshold value"),
         ("onnxruntime-genai:constant:17", "between 1 and 16"),
         ("openvino:none:3", "cannot draft by 'none'"),
         ("hf-constant:none", "no settings to choose"),
