@@ -60,7 +60,7 @@ class SizedGraph:
         self._inputs = {one.name: one for one in self._session.get_inputs()}
         self._outputs = {one.name: one for one in self._session.get_outputs()}
         self.capacity = capacity
-        self.caches = self._allocated()
+        self.caches = self._allocated(capacity)
         self._passes: dict[tuple[int, ...], SizedPass] = {}
 
     def reads(self, name: str) -> bool:
@@ -75,16 +75,17 @@ class SizedGraph:
         """Make room for a number of tokens, of which the first ``filled`` are cached."""
         if tokens <= self.capacity:
             return
-        old, self.capacity = self.caches, max(tokens, 2 * self.capacity)
-        self.caches = self._allocated()
-        for name, buffer in self.caches.items():
-            buffer[:, :, :filled] = old[name][:, :, :filled]
+        capacity = max(tokens, 2 * self.capacity)
+        grown = self._allocated(capacity)
+        for name, buffer in grown.items():
+            buffer[:, :, :filled] = self.caches[name][:, :, :filled]
+        self.caches, self.capacity = grown, capacity  # not before all are there: memory may run out
         self._passes.clear()
 
-    def _allocated(self) -> dict[str, Array]:
+    def _allocated(self, capacity: int) -> dict[str, Array]:
         # Zeros: what lies after the sequence is multiplied by 0, and uninitialised memory may hold NaN.
         return {
-            name: ON_HOST.zeros((1, one.shape[1], self.capacity, one.shape[3]), element_type(one.type))
+            name: ON_HOST.zeros((1, one.shape[1], capacity, one.shape[3]), element_type(one.type))
             for name, one in self._inputs.items()
             if name.startswith(PAST)
         }

@@ -2,6 +2,7 @@
 
 import shutil
 from collections import Counter
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,9 @@ import torch
 from specctl.models.draft_heads.block import BlockHead
 from specctl.models.draft_heads.chain import ChainHead
 from specctl.models.draft_heads.eagle3 import Eagle3Head
+from specctl.models.onnx.graph import HostMemory
 from specctl.models.onnx.store import key_of_head
-from specctl.models.onnx_heads.runners import PASS, REMEMBER
+from specctl.models.onnx_heads.runners import PASS, REMEMBER, OnnxChainPasses
 from specctl.models.running.one_function import apart
 from specctl.models.running.slot import Slot
 from tests.support.onnx_heads import (
@@ -126,6 +128,28 @@ def test_logits_of_several_tokens_of_a_text() -> None:
     assert mine.hidden is not None
     assert mine.hidden.shape == (14, 32)
     assert runners[0].extend(TEXT[14:16], keep=0).logits.shape == (0, VOCABULARY)
+
+
+def test_where_memory_runs_out_the_next_text_has_the_buffers_that_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    runners = pair_of("eagle3")
+    mine = runners[0].passes
+    assert isinstance(mine, OnnxChainPasses)
+    before, zeros = mine._pass.capacity, HostMemory.zeros
+
+    def full(memory: HostMemory, shape: Sequence[int], dtype: str) -> Any:
+        if len(shape) == 4 and shape[2] > before:
+            raise MemoryError
+        return zeros(memory, shape, dtype)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(HostMemory, "zeros", full)
+        shown(runners[:1], 0, before + 9)
+        with pytest.raises(MemoryError):
+            runners[0].extend(TEXT[: before + 10], keep=0)
+    assert mine._pass.capacity == before, "a pass would write beyond the buffers"
+    runners[0].rollback(0)
+    shown(runners, 0, before + 9)
+    assert off(runners, TEXT[: before + 10]) < ROUNDING
 
 
 def narrow(head_dim: int) -> ChainHead:
