@@ -819,4 +819,4 @@ def test_trees_change_the_rounds_and_not_the_text(specctl, tmp_path):
 def test_where_a_model_reads_chains_drafts_are_chains_and_a_line_says_why(specctl):
     ran = specctl(*TREES, "--set", "deterministic=true", PROMPT, "--json")
     assert "nodes" not in ran.lines[0]["metrics"]
-    assert "drafts are no trees: the target reads chains only, because deterministic passes" in ran.stderr
+    assert "drafts are not trees: the target reads chains only, because deterministic passes" in ran.stderr

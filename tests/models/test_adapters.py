@@ -210,7 +210,7 @@ def test_without_peft(base: Path, adapter: Path, monkeypatch: pytest.MonkeyPatch
     ("change", "wanted"),
     [
         (["target.shards=2"], "excludes adapter"),
-        (["draft.model=prompt:lookup", "draft.adapter=here"], "is for a model with files of its own"),
+        (["draft.model=prompt:lookup", "draft.adapter=here"], "needs a model with its own files"),
     ],
 )
 def test_where_it_has_no_place(change: list[str], wanted: str) -> None:

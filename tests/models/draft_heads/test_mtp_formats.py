@@ -204,7 +204,7 @@ def test_tensors_that_do_not_fit_are_refused_by_name(
             r"rope_parameters = .*5\.0.*; the verif",
         ),
         ({"hidden_size": 32}, r"hidden_size = 32; the verifier's is 16"),
-        ({"num_attention_heads": "four"}, r"transformers refuses"),
+        ({"num_attention_heads": "four"}, r"transformers rejects"),
     ],
 )
 def test_configurations_of_speculators_that_do_not_fit(change: dict[str, object], message: str) -> None:
