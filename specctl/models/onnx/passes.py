@@ -634,7 +634,7 @@ class OnnxPasses(Passes):
 
     def _resize(self, bound: _BoundSeveral, width: int, rows: int, layers: tuple[int, ...]) -> None:
         """Bind inputs and results of N tokens, with R rows of logits."""
-        bound.kind = width, rows
+        bound.kind = 0, 0  # until all is bound: memory may run out
         bound.ids, bound.positions, bound.rows = (np.zeros(size, dtype=np.int64) for size in (width, width, rows))
         bound.logits = self._room(None, rows)
         bound.states = {layer: self._room(layer, width) for layer in layers}
@@ -645,6 +645,7 @@ class OnnxPasses(Passes):
         bound.take("logits", bound.logits[None])
         for layer, states in bound.states.items():
             bound.take(state_name(layer), states[None])
+        bound.kind = width, rows
 
 
 def _copied(found: Forward) -> Forward:

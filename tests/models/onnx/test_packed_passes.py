@@ -111,6 +111,30 @@ def test_where_memory_runs_out_all_goes_on_in_the_buffers_that_are_there(
         np.testing.assert_array_equal(found.rows, np.asarray(alone.extend(tokens, 1).rows))
 
 
+def test_where_memory_for_logits_runs_out_the_next_pass_of_that_size_asks_for_it_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one = runner_of("llama")
+    passes, alone = one.over(ROWS), [one.fresh() for _ in range(ROWS)]
+
+    def requests(texts: list[list[int]], keep: int) -> list[Request]:
+        return [Request(row, alone[row].length, tokens, keep) for row, tokens in enumerate(texts)]
+
+    def full(*_: object) -> npt.NDArray[Any]:
+        raise MemoryError
+
+    first, second = [[1, 2], [3], [4]], [[5, 6], [7, 8], [9, 10]]
+    passes.run(requests(first, 1))
+    for row, tokens in enumerate(first):
+        alone[row].extend(tokens, 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(HostMemory, "zeros", full)
+        with pytest.raises(MemoryError):
+            passes.run(requests(second, 2))
+    for row, found in enumerate(passes.run(requests(second, 2))):
+        np.testing.assert_array_equal(found.rows, np.asarray(alone[row].extend(second[row], 2).rows))
+
+
 def counted_steps(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether passes are made by the graph for one token of each text, pass by pass."""
     found: list[bool] = []
