@@ -1,1 +1,1 @@
-"""How well a draft's signals predict acceptance: what `specctl analyze` computes and shows."""
+"""How well a draft's signals predict acceptance: the numbers and reports of `specctl analyze`."""

@@ -1,4 +1,4 @@
-"""Draft tokens with their verdicts, and the target's own tokens as both models read them. No torch here."""
+"""Draft tokens with their verdicts, and both models' distributions at the target's own tokens. No torch here."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -35,7 +35,7 @@ RISING = {
 class Judged:
     """Draft tokens with their verdicts, all arrays ``(N,)``."""
 
-    prompt: Ints  # which prompt, counted from 0
+    prompt: Ints  # index of the prompt, from 0
     # by name, those of `RISING` that are known. ``accept_prob`` and ``next_accept_prob`` are the predictions for the
     # token itself, made after and before it was drawn; NaN where there is none.
     signals: Mapping[str, Floats]
@@ -59,7 +59,7 @@ class Reading:
     entropy: Floats
     cross_entropy: Floats
     top_prob: Floats
-    acceptance: Floats  # the probability sum(min(p, q)) that a token drawn from q is accepted
+    acceptance: Floats  # sum(min(p, q)), the probability that a token drawn from q is accepted
     divergence: Floats  # KL(q||p) of the distributions in ``acceptance``; infinite where q has a token that p lacks
     agrees: Floats  # 1 where target and draft have the same best token, else 0
     # probability that the token of the output was an accepted draft token: 0 or 1 in greedy decoding, else min(1, q/p)
@@ -79,7 +79,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Readings:
-    """Readings of several prompts."""
+    """One `Reading` for all tokens of several prompts."""
 
     all: Reading  # every token of all prompts
     prompt: Ints  # ``(T,)`` which prompt, counted from 0
@@ -87,7 +87,7 @@ class Readings:
 
 
 def judge(readings: Readings) -> Judged:
-    """Readings as verdicts, as if each token were the first of a draft."""
+    """Convert readings to verdicts, as if each token were the first of a draft."""
     reading = readings.all
     signals = {"entropy": reading.entropy, "top_prob": reading.top_prob}
     verdicts: dict[str, Floats] = {}
@@ -97,7 +97,7 @@ def judge(readings: Readings) -> Judged:
 
 
 def run_lengths(kept: Floats) -> Floats:
-    """Expected tokens accepted in a row from each position on.
+    """Expected number of tokens accepted in a row, from each position.
 
     Args:
         kept: ``(T,)`` probability that each token is accepted, given that those before it were.
@@ -123,7 +123,7 @@ class _Verdicts:
     numbers: dict[str, int] = field(default_factory=dict)
 
     def add_round(self, identity: Any, round_: TracedRound) -> None:
-        """The verified tokens of a round, and the entropies of those after the rejected one."""
+        """Add the verified tokens of a round, and the entropies of the tokens after the rejected one."""
         verified = round_.steps[: round_.accepted + 1]
         columns: dict[str, Sequence[float | None]] = {
             name: [getattr(step, name) for step in verified] for name in DISTRIBUTION_SIGNALS
@@ -141,7 +141,7 @@ class _Verdicts:
         self.discarded += [max(0.0, step.entropy) for step in never if step.entropy is not None]
 
     def add_trace(self, trace: Trace) -> None:
-        """The draft tokens that were judged: at every position of the text, and of a draft head from every start."""
+        """Add the judged draft tokens: one per position of the text, or for a draft head one round per start."""
         for judged in trace.draft.judged():
             columns: dict[str, Sequence[float | None]] = {
                 name: getattr(judged.steps, name) for name in DISTRIBUTION_SIGNALS
@@ -168,11 +168,11 @@ class _Verdicts:
 
 
 def read_traces(paths: Iterable[Path]) -> Judged:
-    """The draft tokens of all traces; records of the same id are one prompt, whichever file they are in.
+    """Read the draft tokens of all traces. Records with the same id are one prompt, even in different files.
 
     Raises:
-        UsageError: a file cannot be read or is not a trace, a line is damaged or of a tree (the message names it), or
-            no draft token was verified.
+        UsageError: a file cannot be read or is not a trace, a line is damaged or belongs to a tree, or no draft token
+            was verified.
     """
     found = _Verdicts()
     for path in paths:
@@ -183,7 +183,7 @@ def read_traces(paths: Iterable[Path]) -> Judged:
 
 
 def verdicts(traces: Iterable[Trace]) -> Judged | None:
-    """The draft tokens of some traces that verification judges; None if there are none."""
+    """The draft tokens that verification judges in these traces; None if there are none."""
     found = _Verdicts()
     for trace in traces:
         found.add_trace(trace)

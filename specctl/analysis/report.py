@@ -32,7 +32,7 @@ def analysis_tables(analysis: Analysis, *, greedy: bool | None = None) -> list[T
 
 
 def distributions(greedy: bool) -> str:
-    """A sentence that names the distributions which acceptance probability and KL were computed from."""
+    """A sentence that names the distributions of acceptance probability and KL."""
     if greedy:
         return (
             "Greedy output. Acceptance probability and KL are of the softmaxes at temperature 1, as in the papers; "
@@ -146,7 +146,7 @@ def _ratio(theory: Theory) -> Table:
 
 BLUE, ORANGE, GREEN, PINK = PALETTE[:4]
 VERDICT_COLOURS = {"accepted": BLUE, "rejected": ORANGE, "discarded": "#777777"}
-_STRIPES = 30  # Groups of tokens that a sorted figure averages over
+_STRIPES = 30  # Number of groups over which a sorted figure averages
 
 
 def draw_analysis(analysis: Analysis, judged: Judged, readings: Readings | None) -> Iterator[Picture]:

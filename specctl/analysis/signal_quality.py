@@ -12,12 +12,12 @@ PUBLISHED_C = 0.15  # The constant of SVIP's published code (arXiv 2411.18462)
 
 
 def pinsker(divergence: Floats) -> Floats:
-    """1 - sqrt(KL/2), at most sum(min(p, q)) (SVIP eq. 4)."""
+    """1 - sqrt(KL/2), a lower bound of sum(min(p, q)) (SVIP eq. 4)."""
     return 1 - np.sqrt(divergence / 2)
 
 
 def bretagnolle_huber(divergence: Floats) -> Floats:
-    """1 - sqrt(1 - exp(-KL)), at most sum(min(p, q)) (SVIP App. B)."""
+    """1 - sqrt(1 - exp(-KL)), a lower bound of sum(min(p, q)) (SVIP App. B)."""
     return 1 - np.sqrt(-np.expm1(-divergence))
 
 
@@ -70,7 +70,7 @@ class Predictor:
 class Bound:
     """A bound on the acceptance probability, or an estimate of it; negative values count as 0."""
 
-    name: str  # shown in tables and figures
+    name: str  # name in tables and figures
     mean: float  # of the bound
     # gap, absolute_gap: mean of acceptance probability minus bound, and of its absolute value
     gap: float
@@ -83,7 +83,7 @@ class Bound:
 class Ratio:
     """The distribution of H_{q,p}/H_q over tokens."""
 
-    deciles: list[float]  # the nine of them
+    deciles: list[float]  # the nine deciles
     implied_c: float  # (median - 1) / 2
     left_out: int  # tokens with almost no entropy to divide by
     # edges, shares: a histogram; the last bin contains the long tail
@@ -107,7 +107,7 @@ class Means:
 
 @dataclass(frozen=True, slots=True)
 class Theory:
-    """The numbers that need both distributions at each token."""
+    """Statistics that need both distributions at each token."""
 
     means: list[Means]
     bins: list[Bin]  # acceptance probability by draft entropy

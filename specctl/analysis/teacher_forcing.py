@@ -1,4 +1,4 @@
-"""Target and draft read what the target wrote: both distributions at every token."""
+"""Teacher forcing: target and draft read the target's output, which gives both distributions at every token."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -38,8 +38,8 @@ def read_prompts(
     """Answer every prompt with the target and read each answer with both models.
 
     Returns:
-        The readings of all tokens that the draft's context has room for, None where there are none; and by id why a
-            prompt could not be answered.
+        The readings of all tokens within the draft's context, None where there are none; and by prompt id the reason
+        for each failure.
     """
     readings: list[Reading] = []
     of_prompt: list[int] = []
@@ -66,7 +66,7 @@ def read_prompts(
 
 
 def _read(pair: Pair, completion: Completion, sampling: Sampling) -> Reading:
-    """A completion read by target and draft, with the predictions of the draft's head where one reads its states."""
+    """Read a completion with both models; adds the predictions of a head that reads the draft's states."""
     target, draft = pair.target, pair.drafts[0]
     text = completion.prompt, completion.tokens[: draft.room(completion.prompt_tokens)]
     reading = read(target, draft, *text, sampling)
@@ -78,7 +78,7 @@ def _read(pair: Pair, completion: Completion, sampling: Sampling) -> Reading:
 
 
 def read(target: Slot, draft: Slot, prompt: Sequence[int], output: Sequence[int], sampling: Sampling) -> Reading:
-    """Read an output of at least one token, which followed a prompt, with both models."""
+    """Read a prompt and its output of at least one token with both models."""
     parts: list[torch.Tensor] = []
     with torch.inference_mode():
         for part, (by_target, by_draft) in read_along([target, draft], prompt, output):
@@ -112,9 +112,9 @@ def compare(
     Args:
         target_logits: ``(T, V)``.
         draft_logits: ``(T, V)``, on the same device.
-        tokens: ``(T,)`` what the target wrote there.
-        sampling: acceptance and divergence are of the distributions it makes; when greedy, as in the papers, of the
-            softmaxes at temperature 1, since one-hot distributions carry no information.
+        tokens: ``(T,)`` the target's output.
+        sampling: acceptance and divergence use its distributions. In greedy decoding they use the softmax at
+            temperature 1, as in the papers, since one-hot distributions carry no information.
 
     Returns:
         ``(7, T)``: the first seven fields of `Reading`.
@@ -145,16 +145,16 @@ def compare(
 
 
 def _log_probs(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
-    """Of the processed distribution; without a filter no probability underflows to 0."""
+    """Log-probabilities of the processed distribution; without a filter no probability underflows to 0."""
     if sampling.filters:
         return sampling.probs(logits).log()
     return (logits.float() / sampling.temperature).log_softmax(-1)
 
 
 def _divergence(draft: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """KL(q||p) from logarithms of probabilities, as the sum of q log(q/p) + p - q, where no term is negative.
+    """KL(q||p) from log-probabilities, as the sum of q log(q/p) + p - q, where no term is negative.
 
-    So it loses nothing to cancellation where the two are nearly the same, and the bounds made of it hold.
+    This form avoids cancellation where q and p are nearly equal, so bounds computed from it hold.
     """
     draft_probs, target_probs = draft.exp(), target.exp()
     gap = target - draft
@@ -171,10 +171,10 @@ def read_rounds(
     prompt_format: PromptFormat,
     advance: Advance = ignored,
 ) -> tuple[Judged | None, dict[str, str]]:
-    """Answer every prompt with the target, and draft at most `LONGEST` tokens from every place of each answer.
+    """Answer every prompt with the target, and draft at most `LONGEST` tokens from every position of each answer.
 
     Returns:
-        The tokens that verification judges, None where there are none; and by id why a prompt could not be answered.
+        The tokens that verification judges, None where there are none; and by prompt id the reason for each failure.
     """
     traces: list[Trace] = []
     failures: dict[str, str] = {}

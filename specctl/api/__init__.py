@@ -1,1 +1,1 @@
-"""What Python programs import: speculative decoding inside transformers, and the commands as functions."""
+"""The Python API: speculative decoding inside transformers, and the commands as functions."""

@@ -29,11 +29,11 @@ class Calibrated:
     Attributes:
         policy: the policy to use with its settings, as ``--policy`` writes it; ``none`` where no draft pays.
         tokens_per_second: measured live, or without ``verify`` predicted.
-        speedup: over the target alone, too, with the ends of its 95% interval; None where there are too few
-            prompts for one.
-        verdict: what to use, in a sentence, with what it was compared with.
+        speedup: over the target alone, with the ends of its 95% interval; None where there are too few prompts for an
+            interval.
+        verdict: the recommendation in a sentence, with the settings it was compared with.
         ranking: each policy's best setting and its tokens per second, the fastest first.
-        warnings: what to know before the numbers are trusted.
+        warnings: reasons to doubt the numbers.
         measured: the live runs of the chosen setting and of others; empty without ``verify``.
         found: all that the search found.
     """
@@ -51,7 +51,7 @@ class Calibrated:
     _facts: dict[str, Any]
 
     def write(self, path: str | PathLike[str]) -> Path:
-        """Write the profile that extends the calibrated one with the chosen setting, for `load` and every command.
+        """Write a profile that extends the calibrated one with the chosen setting; `load` and every command accept it.
 
         Raises:
             OutputError: the file cannot be written.
@@ -74,12 +74,12 @@ def calibrate(
 ) -> Calibrated:
     """Find the stopping policy and its values that are fastest on a pair, this machine and these prompts.
 
-    The models run once; every setting is then replayed exactly on what they wrote (docs/calibrate.md).
+    The models run once; every setting is then replayed exactly on their output (docs/calibrate.md).
 
     Args:
         decoder: a loaded pair, or name or path of a profile.
-        prompts: texts; a file of records; or the name of a suite, of those that ``calibrate --suite`` knows.
-        policy: the policy whose settings compete, ``all``, or one for each draft with commas; by default the profile's.
+        prompts: texts; a file of records; or the name of a suite, see ``calibrate --suite``.
+        policy: the policy to tune, ``all``, or one for each draft, separated by commas; by default the profile's.
         samples: how many prompts choose the setting; the same number is held out to report on.
         grid: values to try, of the papers or in fine steps.
         verify: run the chosen setting live and compare it with the prediction.

@@ -1,4 +1,4 @@
-"""A loaded target with its drafts: what `generate` and `chat` of the command line do, as methods."""
+"""A loaded target with its drafts: the commands `generate` and `chat` as methods."""
 
 import re
 import warnings
@@ -45,7 +45,7 @@ def in_python(text: str) -> str:
 
 
 AHEAD = 2
-"""Prompts for each row that may be taken before the oldest of them is written."""
+"""Prompts per batch slot that may be read ahead of the oldest unfinished one."""
 
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
@@ -89,7 +89,7 @@ def load(
     trust_remote_code: bool = False,
     progress: Callable[[str], None] = lambda _: None,
 ) -> "Decoder":
-    """Load a pair, chosen as on the command line.
+    """Load a pair, selected by the same rules as on the command line.
 
     Args:
         profile: name or path of a profile; by default the pair of ``target`` and ``draft``, else the profile that
@@ -160,7 +160,7 @@ class Decoder:
         return "none" if self.profile.draft is None else self.profile.draft.setting.label
 
     def use(self, policy: str) -> None:
-        """Switch to another stopping policy; in a hierarchy the target's own draft gets it.
+        """Switch to another stopping policy; in a hierarchy it applies to the target's own draft.
 
         Raises:
             ProfileError: there is no such policy or setting, or it needs a head.
@@ -202,9 +202,9 @@ class Decoder:
         return self._session.generate(request.prompt, request.settings, on_round=on_round)
 
     def stream(self, prompt: Prompt, **sampling: Unpack[SamplingSettings]) -> Iterator[str]:
-        """`generate` piece by piece: text as rounds end, together the completion's text.
+        """Like `generate`, but yields the text of each round as it ends; the pieces joined are the completion's text.
 
-        Closing the iterator ends the text. Errors: see `generate`, when the first piece is asked for.
+        Closing the iterator ends the text. Errors of `generate` are raised by the first ``next``.
         """
         request = self._request(prompt, sampling)
         stream = TextStream(self.pair.tokenizer, request.prompt, self.pair.eos)
@@ -229,11 +229,11 @@ class Decoder:
         """Complete several prompts, several at once where that is faster; closing the iterator ends them all.
 
         Args:
-            prompts: each as in `generate`, or a mapping with a ``prompt`` and settings of its own. They are taken as
-                they are needed, some ahead of the texts that are written.
+            prompts: each as in `generate`, or a mapping with a ``prompt`` and settings of its own. They are read
+                lazily, a few ahead of the texts being written.
             batch: how many texts are written at once; ``"auto"`` for as many as memory and times of passes allow.
-            sampling: settings in place of the profile's. To the seed, a prompt's number is added, from 0, unless it has
-                its own.
+            sampling: settings in place of the profile's. A prompt without its own seed uses this seed plus its index
+                from 0.
 
         Yields:
             In the order of the prompts, a completion, or the `RecordError` that `generate` would raise.
@@ -243,7 +243,7 @@ class Decoder:
     def generate_as_finished(
         self, prompts: Iterable[Prompt | Request], *, batch: Batch = "auto", **sampling: Unpack[SamplingSettings]
     ) -> Iterator[tuple[int, Completion | RecordError]]:
-        """`generate_many`, each text as soon as it is written, with the number of its prompt from 0."""
+        """Like `generate_many`, but yields each text as soon as it is finished, with the index of its prompt from 0."""
         return self._several(prompts, batch, sampling, ordered=False)
 
     def _several(
@@ -274,7 +274,7 @@ class Decoder:
             pair, draft, alone = self.pair, self.profile.draft, self._session
             settings = [] if draft is None else [draft.setting]
             texts, limit = len(prompts) if isinstance(prompts, Sized) else MOST, self.profile.sampling.max_new_tokens
-            passes = self._passes.pop(batch, None)  # a call that is made meanwhile has others
+            passes = self._passes.pop(batch, None)  # a call made in the meantime sets its own
             if passes is None or passes[-1].slots > texts or why_alone(pair, *settings) is not None:
                 passes = chosen_passes(pair, batch, texts, limit, settings, warn)
 
@@ -298,7 +298,8 @@ class Decoder:
     def chat(self, system: str | None = None, **sampling: Unpack[SamplingSettings]) -> Chat:
         """A conversation: ``ask`` takes a turn and returns the answer; through the chat template as in `generate`.
 
-        It shares the models: after a text written between two turns the next one reads the conversation again.
+        Its models are shared. If another text is written between two turns, the next turn reads the whole conversation
+        again.
 
         Args:
             system: a system message.

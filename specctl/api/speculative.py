@@ -37,7 +37,7 @@ from specctl.records import Completion, FinishReason, Round
 
 ONE_SEQUENCE = "Speculative decoding here writes one sequence at a time: call generate once for each prompt."
 HARMLESS = frozenset({"use_cache", "logits_to_keep", "cache_position"})
-"""Model arguments that say how ``generate`` runs passes, which it does not do here."""
+"""Model arguments about how ``generate`` runs passes; speculative decoding runs its own."""
 SINGLE = {"num_beams": 1, "num_return_sequences": 1}
 METHODS = {
     "penalty_alpha": "contrastive search compares several texts",
@@ -47,7 +47,7 @@ METHODS = {
     "constraints": "constraints need beams",
     "force_words_ids": "forced words need beams",
 }
-"""Settings that ask for another way to generate, and why they are rejected."""
+"""Settings that select another decoding method, with the reason why each is rejected."""
 OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 
 
@@ -92,11 +92,11 @@ class Request:
             logits_processor: a list of processors.
             stopping_criteria: a list of criteria, a maximum length among them.
             generation_config: in force.
-            model_inputs: what else would go to the model.
+            model_inputs: the model's other inputs.
             verification: how drawn draft tokens are verified.
 
         Raises:
-            UsageError: something is asked that speculative decoding cannot do.
+            UsageError: the call uses a feature that speculative decoding does not support.
         """
         _require_one_sequence(input_ids, generation_config)
         _require_text_alone(input_ids, model_inputs)
@@ -122,11 +122,11 @@ class Request:
         )
 
     def kept(self, tokens: list[int], added: int) -> int | None:
-        """How many tokens stay if a criterion of the user's stops at one of the last ones; None if none does.
+        """The number of tokens to keep if a user's criterion stops at one of the last ones; None if none does.
 
         Args:
             tokens: all new ones.
-            added: how many of them are new since the last question.
+            added: the number of tokens added since the last call.
         """
         if not self.criteria:
             return None
@@ -187,7 +187,7 @@ Policy = str | Profile | ResolvedProfile | None
 
 @dataclass(frozen=True, slots=True)
 class Drafting:
-    """A draft and what stops it.
+    """A draft and its stopping policy.
 
     Attributes:
         table: names the models, policies and heads.
@@ -201,7 +201,7 @@ class Drafting:
 
     @classmethod
     def of(cls, draft: Draft, policy: Policy, head: str | PathLike[str] | None = None) -> "Drafting":
-        """The drafting that a draft and a policy describe.
+        """The drafting for a draft and a policy.
 
         Args:
             draft: a model in memory, a folder, a hub id, a draft head's folder or hub id, ``prompt:lookup`` or
@@ -231,7 +231,7 @@ class Drafting:
 
 
 def _profile(policy: Policy, flags: dict[str, Any]) -> Profile:
-    """A profile with the draft and policy; where none is meant, of a target that is not named yet."""
+    """A profile with the draft and policy; without a named profile, its target is still unknown."""
     if isinstance(policy, ResolvedProfile):
         policy = policy.profile
     if isinstance(policy, Profile):
@@ -270,7 +270,7 @@ def speculative(
     head: str | PathLike[str] | None = None,
     streamer: Any = None,
 ) -> "Speculative":
-    """A ``custom_generate`` for transformers that writes what ``generate`` would, with a draft.
+    """A ``custom_generate`` for transformers that gives the output of ``generate``, but uses a draft.
 
     Args:
         draft: a transformers model in memory, a folder or hub id of a model or a draft head, ``prompt:lookup``, or
@@ -278,7 +278,7 @@ def speculative(
         policy: a stopping policy's name, or with settings as ``--policy`` has them: ``"svip:threshold=0.4"``; or a
             profile, its name or its path, such as the file that ``calibrate`` wrote. By default ``cost-optimal``.
         head: the acceptance head that ``specdec++`` or ``disco`` reads: a folder, a hub id or ``embedded:NAME``.
-        streamer: a streamer of transformers. It is taken here because ``generate`` passes none on to a custom method.
+        streamer: a streamer of transformers. Pass it here, because ``generate`` does not forward it to a custom method.
 
     Raises:
         ProfileError: there is no such policy, setting or profile.
@@ -291,11 +291,11 @@ class Speculative:
     """A decoding method for ``model.generate(..., custom_generate=...)``, exact for greedy decoding and sampling.
 
     The draft is loaded when the first model generates, and stays. Draws are seeded from torch's global generator, so
-    that ``torch.manual_seed`` repeats a text. Policies that learn keep what they learnt from call to call where their
-    ``carry_over`` says so.
+    that ``torch.manual_seed`` repeats a text. Adaptive policies keep their state from call to call if their
+    ``carry_over`` is set.
 
     Args:
-        drafting: which draft, stopped by what.
+        drafting: the draft and its stopping policy.
         streamer: gets the prompt and the tokens as rounds end.
 
     Attributes:
@@ -327,7 +327,7 @@ class Speculative:
             without its last token where ``return_dict_in_generate`` asks for one.
 
         Raises:
-            UsageError: something is asked that speculative decoding cannot do; the message names it.
+            UsageError: the call uses a feature that speculative decoding does not support; the message names it.
             ModelError: the draft cannot be loaded, or the model cannot take back rejected tokens.
         """
         request = Request.of(
@@ -355,7 +355,7 @@ class Speculative:
     def stream(self, model: PreTrainedModel, *args: Any, **settings: Any) -> Iterator[list[int]]:
         """The new tokens of ``model.generate(*args, **settings)``, a list of ids for each round, as rounds end.
 
-        Closing the iterator ends the text; ``rounds`` then has those that were played.
+        Closing the iterator ends the text; ``rounds`` then holds the finished rounds.
         """
 
         def begin(
@@ -457,7 +457,7 @@ class _Target:
 
     def rounds(self, request: Request, generator: DrawGenerator | None) -> Iterator[Round]:
         """Rounds to the end of the text."""
-        self.forget()  # what a call left that ended in an exception
+        self.forget()  # left over from a call that ended in an exception
         for runner in (self.runner, *self._drafts):
             runner.begin(len(request.prompt))
         self._turn += 1
@@ -477,7 +477,7 @@ class _Target:
     def _drafter(self, target: Slot, rules: TokenRules) -> Drafter | None:
         stages = [
             Stage(
-                # A lookup has no scores, nor has text: what they draft against the rules the target rejects.
+                # Lookups and text drafts have no scores for rules; the target rejects what breaks them.
                 Slot(RuledPasses(runner, rules))
                 if rules.active and runner.index is None and not runner.writes_text
                 else runner,
@@ -492,7 +492,7 @@ class _Target:
         return compose_for(target, stages, self._setting)
 
     def plain_cache(self, text: Sequence[int]) -> DynamicCache:
-        """A cache of transformers' own layers that holds this text; its beginning is cached here."""
+        """A cache of transformers' own layers that holds this text; a prefix of the text must be cached here."""
         self._inner.rollback(len(text))
         if pending := text[self._inner.length :]:
             self._inner.extend(pending, keep=0)
@@ -516,9 +516,9 @@ FILTERS: dict[type, str] = {
     transformers.EpsilonLogitsWarper: "epsilon_cutoff",
     transformers.EtaLogitsWarper: "eta_cutoff",
 }
-"""The processors that `Sampling` is, in its order, each with its setting there."""
+"""The processors that `Sampling` implements, in its order, each with the name of its setting there."""
 OWN_NAMES = {"typical_p": "mass", "epsilon_cutoff": "epsilon", "eta_cutoff": "epsilon"}
-"""What processors call these settings."""
+"""The processors' own names of these settings."""
 RULES = frozenset(
     {
         transformers.EncoderNoRepeatNGramLogitsProcessor,
@@ -550,12 +550,13 @@ def sampling_and_rules(
     Args:
         processors: as ``generate`` prepares them.
         device: that they were made for.
-        do_sample: whether tokens are drawn; otherwise filters make no difference, for they keep the likeliest token.
+        do_sample: whether tokens are drawn; otherwise filters make no difference, because they keep the likeliest
+            token.
         verification: how drawn draft tokens are verified.
 
     Raises:
-        UsageError: a processor is of a class that is not known, a filter comes before a rule or out of `Sampling`'s
-            order, or keeps more tokens than its own setting says.
+        UsageError: a processor's class is unknown, a filter comes before a rule or out of `Sampling`'s order, or a
+            filter keeps more tokens than its setting allows.
     """
     given = _without_idle_normalization(list(processors))
     kinds = [type(one) for one in given]
@@ -588,8 +589,8 @@ def sampling_and_rules(
 def _without_idle_normalization(processors: list[Any]) -> list[Any]:
     """The processors without each `LogitNormalization` after the last rule.
 
-    It moves all scores of a row alike, which no filter and no draw sees; a rule that depends on a score's sign or size,
-    such as a repetition penalty, does.
+    It shifts all scores of a row equally, which changes no filter and no draw. It matters only to a rule that depends
+    on a score's sign or size, such as a repetition penalty.
     """
     rules = (place for place, one in enumerate(processors) if type(one) in RULES - {transformers.LogitNormalization})
     last = max(rules, default=-1)
@@ -599,7 +600,7 @@ def _without_idle_normalization(processors: list[Any]) -> list[Any]:
 
 
 def _require_plain(processor: Any) -> None:
-    """Raise UsageError for a filter that keeps tokens which it would drop, or does not drop them wholly."""
+    """Raise UsageError for a filter with `min_tokens_to_keep` above 1 or a finite `filter_value`."""
     settings: Mapping[str, Any] = vars(processor)
     # `TopKLogitsWarper` has put it into top_k.
     least = 1 if isinstance(processor, transformers.TopKLogitsWarper) else settings.get("min_tokens_to_keep", 1)

@@ -1,4 +1,4 @@
-"""Two results files compared: how they were measured, and who changed by how much."""
+"""Two results files compared: their conditions, and the change of each candidate."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -36,15 +36,15 @@ from specctl.statistics import Floats, Interval, bootstrap, is_clear
 NOT_COMPARED = frozenset(
     {"created", "argv", "candidates", "oracle", "others_busy", "papers", "schema_version", "threads"}
 )
-"""Header fields that do not show how the runs were measured, or repeat others (devices contain the threads); candidates
+"""Header fields that are not measurement conditions, or repeat others (devices contain the threads); candidates
 are compared one by one."""
 NOT_OF_THE_MODELS = frozenset({"sampling", "policy", "description", "provenance", "schema_version", "threads"})
-"""Tables of a profile that the header or the candidates have too, and what changes no run."""
+"""Tables of a profile that repeat the header or the candidates, or do not affect runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A fact about how the files were measured, with its value in each; None where one does not have it."""
+    """A measurement condition with its value in each file; None where a file lacks it."""
 
     fact: str
     a: Any
@@ -91,14 +91,14 @@ def _differences(name: str, a: Any, b: Any) -> Iterator[Difference]:
 
 
 class Texts(NamedTuple):
-    """How many runs were compared token by token, and how many of them differ."""
+    """The numbers of runs compared token by token, and of runs that differ."""
 
     compared: int
     differing: int
 
 
 class Sides(NamedTuple):
-    """The same figure of both files."""
+    """The same number in both files."""
 
     a: float
     b: float
@@ -106,7 +106,7 @@ class Sides(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One candidate of both files on the prompts that both finished."""
+    """One candidate in both files, on the prompts that both finished."""
 
     # a, b: its labels; they differ where B has no candidate with A's label, but one of the same policies
     a: str
@@ -141,7 +141,7 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """Where one of the files is, when its run began, and how many runs it has."""
+    """One of the files: its path, the start of its run, and its number of runs."""
 
     file: str
     started: str
@@ -162,7 +162,7 @@ class Comparison:
 
     @property
     def none_differs(self) -> Interval | None:
-        """`none`'s ratio where 1 is outside its interval: then every ratio has something of it."""
+        """`none`'s ratio if its interval excludes 1: then the machine itself differs, which affects every ratio."""
         found = next((one.ratio.of_totals for one in self.candidates if one.a == one.b == BASELINE), None)
         return found if found is not None and is_clear(found) else None
 
@@ -182,7 +182,7 @@ def compare_files(a: Path, b: Path) -> Comparison:
 
 
 def compare_results(a: RunSet, b: RunSet, file_a: str = "A", file_b: str = "B") -> Comparison:
-    """The same for files that were read.
+    """Like `compare_files`, for files already read.
 
     Raises:
         UsageError: they have no candidate or no prompt in common.
@@ -220,7 +220,7 @@ def compare_results(a: RunSet, b: RunSet, file_a: str = "A", file_b: str = "B") 
 
 
 def pair_up(a: Sequence[Candidate], b: Sequence[Candidate]) -> list[tuple[Candidate, Candidate]]:
-    """Candidates with the same label; of those left, each with the nearest label of the same policies or peer."""
+    """Pair candidates with equal labels; each other one gets the nearest label of the same policies or peer."""
     others = {candidate.label: candidate for candidate in b}
     found = {candidate.label: others.pop(candidate.label) for candidate in a if candidate.label in others}
     for candidate in a:
@@ -246,7 +246,7 @@ def _prompts_left_out(a: RunSet, b: RunSet) -> dict[str, str]:
     found |= {prompt: "only in B" for prompt in theirs if prompt not in mine}
     same_prompts = a.header.suite.get("sha256") == b.header.suite.get("sha256")
     if not same_prompts and _target(a.header) == _target(b.header):
-        # Ids may be mere line numbers: the same model reads the same prompt as the same number of tokens.
+        # Ids may be mere line numbers, so token counts are compared too: equal prompts have equal counts.
         lengths_a, lengths_b = (
             {run.prompt: run.turns[0].prompt_tokens for run in results.runs if run.turns} for results in (a, b)
         )
@@ -291,7 +291,7 @@ def _ratio_of_means(
 
 
 def _over_prompts(rows: Sequence[Floats], ratio: Callable[[Floats], Floats]) -> Interval | None:
-    """The ratio of sums over prompts with its interval, from a row of figures for each prompt; None without prompts."""
+    """The ratio of sums over prompts with its interval, from one row of numbers per prompt; None without prompts."""
     if not rows:
         return None
     figures = np.stack(rows)

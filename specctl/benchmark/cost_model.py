@@ -14,7 +14,7 @@ from specctl.replay.costs import CostTable, columns
 from specctl.replay.pearl import Simulated, TwoDevices
 from specctl.statistics import Floats
 
-LEAST_R_SQUARED = 0.5  # A fit that explains less of the runs' variance predicts no speed worth drawing
+LEAST_R_SQUARED = 0.5  # Least share of the variance that a fit must explain for its predictions to be drawn
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class CostModel:
 
     @property
     def explains(self) -> bool:
-        """Whether it explains at least half of the variance of the runs' times; then speeds may be drawn from it."""
+        """Whether it explains enough of the runs' variance (`LEAST_R_SQUARED`) for its predictions to be drawn."""
         return self.r_squared is None or self.r_squared >= LEAST_R_SQUARED
 
     @property
@@ -43,11 +43,11 @@ class CostModel:
         return self.draft_ms * drafted + self.target_ms * passes
 
     def total_ms(self, forwards: Sequence[float]) -> float:
-        """Milliseconds of all forward passes, from the counts of each loaded draft and, last, of the target."""
+        """Milliseconds of all forward passes, from the counts of each loaded draft and then of the target."""
         return sum(ms * count for ms, count in zip((*self.drafts_ms, self.target_ms), forwards, strict=True))
 
     def table(self, longest: int) -> CostTable:
-        """The same costs of the first draft alone, for drafts up to a length."""
+        """These costs as a `CostTable` of the first draft alone, for drafts up to a length."""
         return CostTable.flat(self.draft_ms, self.target_ms, longest)
 
     def latency(self, discard_rate: float, verification_rate: float) -> float:
@@ -131,7 +131,7 @@ def forwards(run: Run, candidate: Candidate, drafts: int) -> list[int]:
 
 
 def levels_of(run: Run) -> Iterator[list[RoundSummary]]:
-    """The rounds verified by the target, then those verified by its draft, and so on down."""
+    """The rounds verified by the target, then those verified by its draft, and so on."""
     rounds = list(run.rounds)
     while rounds:
         yield rounds
@@ -139,7 +139,7 @@ def levels_of(run: Run) -> Iterator[list[RoundSummary]]:
 
 
 def bare_model(times: PassTimes) -> CostModel:
-    """The cost model with directly timed forward passes; a target pass has the narrowest measured width."""
+    """The cost model from directly timed forward passes; a target pass has the narrowest measured width."""
     further = tuple(times.step_ms(draft) for draft in range(1, len(times.drafts)))
     return CostModel(times.draft, times.target[min(times.target)], None, 0, further)
 
@@ -148,7 +148,7 @@ def bare_ms(run: Run, times: PassTimes, candidate: Candidate | None = None) -> f
     """Bare time of the run's forward passes in milliseconds.
 
     None for a peer, whose rounds are not visible, for trees, whose draft passes are wider than those measured, and for
-    drafts in parallel, whose passes take place at the same time.
+    drafts in parallel, whose passes overlap.
 
     A pass of the target or of a middle draft that verifies K tokens has width K + 1. A pass wider
     than the widest measured one is priced like it, which can only overstate the loop's overhead. Without a candidate,
@@ -187,7 +187,7 @@ def signal_speed(results: RunSet, model: CostModel | None) -> float | None:
 
 
 def simulated_speeds(results: RunSet, sync_ms: float) -> list[Simulated]:
-    """How long the stretches of the baseline's texts would take in turns and in parallel, by bare forward times."""
+    """Simulated times of the stretches of the baseline's texts, in turns and in parallel, from bare forward times."""
     lengths = [stretch for turns in results.stretches.values() for turn in turns for stretch in turn]
     if results.costs is None or not lengths:
         return []
@@ -225,7 +225,7 @@ def _candidate_cost(results: RunSet, summary: Summary, model: CostModel | None) 
 
 
 def _fitted_engine(results: RunSet, candidate: Candidate) -> bool:
-    """Whether its passes ran on the engine of the profile, and so took the times of the fit."""
+    """Whether its passes ran on the profile's engine, for which the times were fitted."""
     if candidate.way is not None or candidate.engine is not None:
         return False
     own = results.header.engines.get("target")

@@ -30,7 +30,7 @@ class Digest:
     """The results with everything computed from them."""
 
     results: RunSet  # of an unfinished benchmark, those of complete rounds
-    finished: int  # how many runs there are, those of incomplete rounds too
+    finished: int  # number of runs, incomplete rounds included
     # overall, by_category, by_length: one summary for each candidate with runs in that part
     overall: list[Summary]
     by_category: dict[str, list[Summary]]
@@ -61,7 +61,7 @@ class Digest:
 
     @property
     def unfinished(self) -> str | None:
-        """How much of the benchmark there is, in words; None if that is all of it, or not known."""
+        """How much of the benchmark is finished, in words; None if all of it is, or if the total is unknown."""
         expected, shown = self.expected_runs, len(self.results.runs)
         if expected is None or self.finished >= expected:
             return None
@@ -79,7 +79,7 @@ def expected_runs(results: RunSet) -> int | None:
 
 
 def complete_rounds(results: RunSet) -> RunSet:
-    """The results without the runs of rounds in which a candidate is missing, so that all ran the same prompts.
+    """The results without incomplete rounds, so that all candidates ran the same prompts.
 
     A round is one prompt to one length. Candidates without any run, and peers that failed, are not waited for.
     """
@@ -134,7 +134,7 @@ def digest(results: RunSet, sync_ms: float = 0.0) -> Digest:
     )
 
 
-RARELY = 0.2  # The share of rounds below which a policy hardly drafts
+RARELY = 0.2  # A policy that drafts in a smaller share of its rounds hardly drafts
 
 
 def verdict(digest: Digest) -> str:
@@ -153,7 +153,7 @@ def standings(digest: Digest, labels: Iterable[str] | None = None) -> list[Place
     runs = digest.results.of(order[0])
     found = []
     for label in order:
-        # Paired: what makes a prompt quick or slow for all does not count.
+        # Paired by prompt, so that differences between prompts cancel.
         distance = speedup(runs, digest.results.of(label))
         if distance is not None:
             own = Interval(1.0) if label == BASELINE else known[label]
@@ -183,7 +183,7 @@ def _fastest(digest: Digest) -> str:
 
 
 def _same_engine(digest: Digest) -> str:
-    """Our policy against transformers' loops where both ran eagerly and the other candidates did not."""
+    """Compare our policy with transformers' loops where both ran eagerly and the other candidates did not."""
     header = digest.results.header
     ours = [one.label for one in header.candidates if one.engine is not None]
     theirs = [one.label for one in header.candidates if one.peer in ASSISTED]
@@ -195,7 +195,7 @@ def _same_engine(digest: Digest) -> str:
 
 
 def _resting(digest: Digest) -> str:
-    """The policies that hardly drafted: drafts do not pay, or a lookup found nothing to copy."""
+    """Name the policies that hardly drafted, because drafts do not pay or a lookup found nothing to copy."""
     found = []
     for one in digest.results.header.candidates:
         rounds = [round_ for run in digest.results.of(one.label) for round_ in run.rounds]

@@ -62,7 +62,7 @@ ROW = 0.24  # Height of one candidate in a panel, in inches
 
 
 def parts_of(digest: Digest) -> list[tuple[str, list[Summary]]]:
-    """All prompts, then each category where there are several: its name and the summaries."""
+    """All prompts, then each category if there are several: the name of each part and its summaries."""
     parts = list(digest.by_category.items()) if len(digest.by_category) > 1 else []
     return [("all prompts", digest.overall), *parts]
 
@@ -130,7 +130,7 @@ def speedup_by_category(digest: Digest, look: dict[str, Look]) -> Picture:
 
 
 def wall_time(digest: Digest, look: dict[str, Look]) -> Picture:
-    del look  # Here colours mean parts of the time.
+    del look  # Colours stand for parts of the time here.
     parts = {"draft": "#E69F00", "verify": "#0072B2", "prefill": "#999999", "other": "#D55E00"}
     names = [summary.candidate for summary in digest.overall]
     if not any(summary.wall for summary in digest.overall):
@@ -285,7 +285,7 @@ def draft_length_over_rounds(digest: Digest, look: dict[str, Look]) -> Picture:
         (item for item in by_prompt.items() if len(item[1]) == fullest),
         key=lambda item: sum(len(drafting_rounds(run)) for run in item[1].values()),
     )
-    (prompt, _), runs = ordered[len(ordered) // 2]  # Neither the easiest prompt nor the hardest.
+    (prompt, _), runs = ordered[len(ordered) // 2]  # a prompt of medium difficulty
     shown = [name for name in names if name in runs]
     rounds = {name: drafting_rounds(runs[name]) for name in shown}
     most = min(MOST_ROUNDS, max(map(len, rounds.values())))
@@ -310,7 +310,7 @@ def draft_length_over_rounds(digest: Digest, look: dict[str, Look]) -> Picture:
 
 
 def verification_against_discard(digest: Digest, look: dict[str, Look]) -> Picture:
-    # What both rates cost in parallel is another matter.
+    # Parallel drafts overlap with verification, so the same rates have another cost.
     candidates = {one.label: one for one in digest.results.header.candidates if not one.parallel}
     points = [
         (summary.candidate, summary.discard_rate, summary.verification_rate)
@@ -371,7 +371,7 @@ def verification_against_discard(digest: Digest, look: dict[str, Look]) -> Pictu
 
 
 def _point_names(candidates: Sequence[Candidate]) -> list[str]:
-    """Short labels: the name of the policy or of its head, with the settings that differ within its family."""
+    """Short labels: the policy's or its head's name, with the settings that differ within its family."""
     names = []
     for candidate in candidates:
         same = [other for other in candidates if other.family == candidate.family]
@@ -400,7 +400,7 @@ def _equal_speeds(axes: "Axes", model: CostModel) -> None:
             continue
         ends = [model.verification_rate_at(speed, discard) for discard in (left, right)]
         axes.plot([left, right], ends, ":", color=FAINT, linewidth=0.9, zorder=0, scalex=False, scaley=False)
-        # The label is where the line leaves the frame: at the right, else at the bottom.
+        # The label stands where the line leaves the frame: at the right, else at the bottom.
         across, up = right, ends[1]
         if up < bottom:
             across, up = left + (right - left) * (ends[0] - bottom) / (ends[0] - ends[1]), bottom
@@ -420,7 +420,7 @@ _LEAST_WINDOWS = 3
 
 
 def where_it_pays(digest: Digest, look: dict[str, Look]) -> Picture:
-    del look  # Here colours mean a ratio of speeds.
+    del look  # Colours stand for a ratio of speeds here.
     names = short_names(digest.results.header.drafts)
     chains = {tuple(level.draft for level in one.levels) for one in digest.levels if one.nested}
     if len(names) != 2 or len(chains) != 1 or all(one.nested for one in digest.levels):
@@ -511,7 +511,7 @@ def _family_name(candidate: Candidate, drafts: list[str]) -> str:
 
 
 def _costs(chain: Sequence[int], middle: Floats, target: Floats) -> list[Floats]:
-    """The costs of a pass of each draft and of the target, where one of the lowest draft costs 1.
+    """The cost of a pass of each draft and of the target, in passes of the lowest draft.
 
     Args:
         chain: the indices of the middle and the lowest draft.
@@ -590,7 +590,7 @@ LEVEL_FIGURES: dict[str, Drawing] = {
 
 
 def draw_all(digest: Digest) -> Iterator[tuple[str, Picture | str]]:
-    """The title of each figure with the figure, or with the reason why it cannot be drawn.
+    """Yield the title of each figure with the figure, or with the reason why it cannot be drawn.
 
     Raises:
         UsageError: matplotlib is not installed.

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class Entrant:
     """A policy as a paper ran it."""
 
-    policy: str  # with its settings, as ``--policy`` names it
-    source: str  # the paper, and where its settings are from
+    policy: str  # with its settings, as in ``--policy``
+    source: str  # the paper, and the source of its settings
     tree: TreeSize | None = None  # the size of its dynamic trees; None for chains
     # whether it stops every draft of a hierarchy; otherwise it runs on the target's own draft alone
     at_every_level: bool = False
@@ -61,7 +61,7 @@ PEERS = dict.fromkeys(("hf-constant", "hf-heuristic", "hf-confidence"), "transfo
 
 
 def sources(candidates: Iterable[Candidate]) -> dict[str, str]:
-    """The source of every candidate that runs as an entrant does, by label, in the order of `PAPERS`."""
+    """The source of every candidate with an entrant's settings, by label, in the order of `PAPERS`."""
     candidates = list(candidates)
     found = {
         candidate.label: entrant.source
@@ -73,7 +73,7 @@ def sources(candidates: Iterable[Candidate]) -> dict[str, str]:
 
 
 def _runs_as(entrant: Entrant, setting: Setting) -> bool:
-    # The pair decides which head it reads.
+    # The head depends on the pair, so it is not compared.
     levels = {replace(level, below=None, head=None) for level in setting.levels}
     return levels == {entrant.setting} and entrant.at_every_level == (len(setting.levels) > 1)
 
@@ -83,7 +83,7 @@ LACKING = {
     "own_accept_prob": "the profile names no head of the kind disco",
     "next_accept_prob": "the draft predicts nothing of its next token",
 }
-"""Why a signal cannot be read; without an entry, because a lookup has no distribution."""
+"""By signal, why it cannot be read. For signals without an entry: a lookup has no distribution."""
 
 
 @dataclass(slots=True)
@@ -93,7 +93,7 @@ class RunnablePapers:
     tables: list[DraftTable] = field(default_factory=list)  # a draft table for each policy that the pair can run
     # transformers' assisted generation, where it can run the pair
     peers: list[PeerSetting] = field(default_factory=list)
-    left_out: dict[str, str] = field(default_factory=dict)  # what cannot run, by label, and why
+    left_out: dict[str, str] = field(default_factory=dict)  # by label, why a policy cannot run
 
 
 def runnable_papers(profile: Profile, *, oracle: bool = False) -> RunnablePapers:
@@ -133,7 +133,7 @@ def runnable_papers(profile: Profile, *, oracle: bool = False) -> RunnablePapers
 
 
 def left_out_lines(left_out: Mapping[str, str]) -> Iterator[str]:
-    """One line for each reason, with all that it keeps out."""
+    """One line for each reason, with all policies that it excludes."""
     for why in dict.fromkeys(left_out.values()):
         yield f"left out, because {why}: {', '.join(name for name, reason in left_out.items() if reason == why)}"
 

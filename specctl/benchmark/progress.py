@@ -17,15 +17,15 @@ from specctl.terminal.display import FullScreen
 from specctl.terminal.output import print_message
 from specctl.terminal.progress import Count, TerminalProgress
 
-_FIGURES = 62  # Columns of the terminal that the figures of a row take
+_FIGURES = 62  # Width of a row's numbers in columns
 
 
 class BenchProgress:
     """A table that fills in as runs finish, with the time left; a context manager.
 
-    It draws only when a run begins or is added, so that drawing does not slow the measured runs. It disappears at the
-    end and after an interrupt, when tables of the results follow, and stays after an error. Without a terminal,
-    it writes a line every few seconds.
+    It draws only when a run begins or is added, so that drawing does not slow the measured runs. At the end and after
+    an interrupt it disappears, because tables of the results follow; after an error it stays. Without a terminal, it
+    writes a line every few seconds.
 
     Args:
         progress: shows it.
@@ -57,7 +57,7 @@ class BenchProgress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        # After an error no result tables come; what has been measured so far must not disappear.
+        # No result tables follow an error, so keep the measurements on the screen.
         self._display.stop(keep=error is not None and not isinstance(error, KeyboardInterrupt))
         self._lines.close()
         for text in self._failures:
@@ -75,7 +75,7 @@ class BenchProgress:
         self._display.refresh()
 
     def fail(self, text: str) -> None:
-        """Warn of a candidate that cannot go on; where a table is drawn, as soon as it has disappeared."""
+        """Warn that a candidate cannot continue; while a table is drawn, delay the warning until it disappears."""
         if self._progress.draws:
             self._failures.append(text)
         else:
@@ -93,7 +93,7 @@ class BenchProgress:
 
     def _view(self) -> RenderableType:
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        # A long label must not take the room of the figures.
+        # A long label must leave room for the numbers.
         room = max(self._progress.console.width - _FIGURES, 20)
         table.add_column("candidate", no_wrap=True, overflow="ellipsis", max_width=room)
         for name in ("runs", "tokens/s", "speedup", "mean acceptance length", "acceptance rate"):
@@ -105,7 +105,7 @@ class BenchProgress:
             table.add_row(Text(one_line(label)), *row.cells(), *([differ] if self._greedy else []))
         status = f"{self._count.done} of {self._count.total} runs · {self._count.left or 'time left unknown'}"
         current = Text(one_line(self._current), style="dim", no_wrap=True, overflow="ellipsis")
-        # On top, where they are seen on a low terminal too.
+        # On top, so that a low terminal shows it too.
         return Group(Text(status, style="bold"), current, table)
 
     def _status(self) -> str:
@@ -113,7 +113,7 @@ class BenchProgress:
 
 
 class _Row:
-    """The sums that one row of the table shows."""
+    """The sums shown in one row of the table."""
 
     def __init__(self) -> None:
         self.runs = self.differing = 0

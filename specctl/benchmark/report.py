@@ -79,7 +79,7 @@ def tables(digest: Digest) -> list[Table]:
 
 
 def brief_tables(digest: Digest) -> list[Table]:
-    """Speeds, and what must not be overlooked: what a screen of 80 columns and 40 lines can show."""
+    """Speeds and alarms, which fit a screen of 80 columns and 40 lines."""
     speed = brief_table(digest)
     shown = [replace(speed, note=f"{speed.note} {MORE}")]
     if digest.differing:
@@ -165,7 +165,7 @@ def speed_table(digest: Digest) -> Table:
 
 
 def paper_table(digest: Digest) -> Table:
-    """What the papers report of each policy, with the paper that its settings are from; others come after `none`."""
+    """The papers' metrics for each policy, with the source of its settings; other policies follow `none`."""
     header = digest.results.header
     known = sources(header.candidates)
     order = [*(one.label for one in header.candidates if one.label not in known), *known]
@@ -197,7 +197,7 @@ def latency_table(key: str, found: Mapping[str, Latency]) -> Table:
 
 
 def drafting_table(digest: Digest) -> Table:
-    """Acceptance and draft lengths, one row per candidate; of trees their verified tokens too."""
+    """Acceptance and draft lengths, one row per candidate; for trees also their verified tokens."""
     columns: dict[str, Callable[[Summary], object]] = {
         "candidate": lambda one: one.candidate,
         **RATES,
@@ -292,7 +292,7 @@ def pass_table(digest: Digest) -> Table:
 
 
 def parallel_table(digest: Digest) -> Table:
-    """What a second device would bring, simulated from the stretches of the baseline's texts."""
+    """The speedup from a second device, simulated from the stretches of the baseline's texts."""
     alone = digest.simulated_baseline_ms
     columns: Columns[Simulated] = {
         "simulated": lambda one: (
@@ -349,12 +349,12 @@ def _of_compared(digest: Digest) -> str:
 
 
 def reasons(title: str, key: str, why: Mapping[str, str], note: str = "") -> Table:
-    """A row for each item and the reason why it is missing; ``key`` is the column that names the items."""
+    """A row for each missing item with the reason; ``key`` is the column that names the items."""
     return Table.filled(title, (key, "why"), why.items(), labels=2, note=note)
 
 
 def _peers(digest: Digest) -> Table:
-    """How the processes of other engines differ, one row for each."""
+    """The conditions of each peer's process, one row for each."""
     header = digest.results.header
     columns: Columns[Candidate] = {
         "candidate": lambda one: one.label,
@@ -371,7 +371,7 @@ def _peers(digest: Digest) -> Table:
 
 
 def count_differing(digest: Digest, candidate: str) -> int | None:
-    """In how many runs greedy tokens differ from the baseline's; None when sampling."""
+    """The number of runs whose greedy tokens differ from the baseline's; None when sampling."""
     if digest.compared is None:
         return None
     return sum(run.candidate == candidate for run, _ in digest.differing)
@@ -389,7 +389,7 @@ def _pays(found: CandidateLevels) -> str | None:
 
 
 def _about(digest: Digest) -> str:
-    """What holds for all numbers: where columns are explained, and what of the benchmark is missing."""
+    """Notes on all numbers: where columns are explained, and which parts of the benchmark are missing."""
     note = DEFINITIONS
     if digest.results.header.synthetic:
         note = f"SYNTHETIC pair: random weights; how often target and draft agree was chosen, not trained. {note}"
@@ -400,7 +400,7 @@ def _about(digest: Digest) -> str:
 
 
 def _not_run(digest: Digest) -> str:
-    """How many prompts and which peers are missing, and why peers are; empty where none are."""
+    """The number of missing prompts, and missing peers with the reason; empty if nothing is missing."""
     skipped, failed = digest.results.skipped, digest.results.failed
     total = digest.results.header.suite.get("count", "?")
     told = f" {len(skipped)} of {total} prompts could not be run on this pair." if skipped else ""
@@ -408,7 +408,7 @@ def _not_run(digest: Digest) -> str:
 
 
 def _counterparts(digest: Digest) -> str:
-    """How to read candidates that run eagerly next to others; empty where there are none, or nothing else."""
+    """A note on candidates that run eagerly next to others; empty unless there are both."""
     header = digest.results.header
     eager = [one.candidate for one in digest.overall if header.engine_of(one.candidate) == "eager"]
     faster = {header.engine_of(one.candidate) for one in digest.overall if one.candidate not in eager} - {None}
@@ -425,7 +425,7 @@ def _counterparts(digest: Digest) -> str:
 
 
 def _machine(digest: Digest) -> str:
-    """With how many threads the runs were made, and what else ran on their cores; empty where it was not recorded."""
+    """The number of threads, and the load from other processes; empty if it was not recorded."""
     threads, busy = digest.results.header.threads, digest.results.header.others_busy
     if threads is None:
         return ""
@@ -436,7 +436,7 @@ def _machine(digest: Digest) -> str:
 
 
 def _cost_notes(digest: Digest) -> Iterator[str]:
-    """The fitted and the measured times of a pass, and the bounds, as far as the results contain them."""
+    """The fitted and the measured pass times and the bounds that the results contain."""
     names = short_names(digest.results.header.drafts)
     if model := digest.model:
         fitted = f"R² {model.r_squared:.4f}" if model.r_squared is not None else "R² unknown"
@@ -466,7 +466,7 @@ def _by_the_fit(tokens_per_second: float | None) -> str:
 
 
 def threshold_note(results: RunSet) -> str:
-    """A sentence for each candidate whose threshold transformers may move; empty where that was not recorded."""
+    """A sentence for each candidate whose threshold transformers may adapt; empty if that was not recorded."""
     installed = results.header.versions.get(SCIKIT_LEARN)
     labels = [one.label for one in results.header.candidates if one.peer in MOVING]
     return "".join(_sentence(results, label, installed) for label in labels) if installed is not None else ""
@@ -491,7 +491,7 @@ def _sentence(results: RunSet, label: str, installed: str) -> str:
 def write_report(digest: Digest, folder: Path) -> list[Path]:
     """Write tables, figures and their provenance into the folder; return the paths of the files.
 
-    A figure that the results have no data for is replaced by a line with the reason.
+    A figure without data is replaced by a line with the reason.
 
     Raises:
         UsageError: there is no run to report, or matplotlib is missing.

@@ -1,4 +1,4 @@
-"""Runs the candidates of a benchmark in turns, in this process or one prompt each in replicas."""
+"""Runs the candidates of a benchmark in turns, in this process or prompt by prompt in replicas."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -48,7 +48,7 @@ from specctl.text_engine.job import ReplicaError
 from specctl.text_engine.row_count import Batch, chosen_passes
 
 Watch = Callable[[RunSet, int], BenchProgress]
-"""Makes the table that shows runs, from the results so far and the total number of runs."""
+"""Makes the progress table from the results so far and the total number of runs."""
 
 
 def run_benchmark(
@@ -60,7 +60,7 @@ def run_benchmark(
     earlier: RunSet | None = None,
     processes: Mapping[str, PeerProcess] = MappingProxyType({}),
 ) -> RunSet:
-    """Run everything that the results file does not contain yet.
+    """Run everything that is missing in the results file.
 
     Args:
         pair: has the drafts and heads of all candidates.
@@ -68,7 +68,7 @@ def run_benchmark(
         output: the results file; None to write none.
         watch: makes the watcher of the runs.
         progress: shows the work after the runs.
-        earlier: what the results file contains, if it is continued.
+        earlier: the contents of a results file that is continued.
         processes: of the plan's launches, by label.
 
     Raises:
@@ -105,7 +105,7 @@ def run_benchmark(
 def passes_for(
     pair: Pair, plan: Plan, batch: Batch, warn: Callable[[str], None] = lambda _: None
 ) -> list[Passes] | None:
-    """Passes over the requested number of prompts at once; None for one by one."""
+    """Batched passes over the requested number of prompts; None for one at a time."""
     settings = [one.setting for one in plan.candidates.all if one.setting is not None]
     return chosen_passes(pair, batch, len(plan.suite.prompts), max(plan.lengths), settings, warn)
 
@@ -115,7 +115,7 @@ def header_of(
 ) -> Header:
     """The header of a benchmark that begins now; ``peers`` are those in processes of their own, by label.
 
-    A candidate that is to run eagerly next to others is left out where all do.
+    An additional eager candidate is left out if all candidates run eagerly.
     """
     candidates = plan.candidates
     facts = gather(pair, plan.profile, plan.suite)
@@ -137,9 +137,9 @@ def header_of(
 
 
 def benchmarking(pair: Pair, plan: Plan) -> Answer:
-    """What a replica does: all candidates take turns on prompts, and the costs of passes are measured now and then.
+    """The work of a replica: all candidates take turns on prompts, and pass times are measured now and then.
 
-    Its answers hold the records of the results file, and the header that it would write, which names its devices.
+    Its answers hold records of the results file and a header, which names the replica's devices.
     """
     passes = passes_for(pair, plan, plan.batch)
     header = header_of(pair, plan, batch=1 if passes is None else passes[-1].slots)
@@ -178,11 +178,11 @@ def run_by_replicas(
     many of them as a replica runs in a turn.
 
     Args:
-        replicas: starts replicas that answer as `benchmarking` says, each on devices of its own.
+        replicas: starts replicas that run `benchmarking`, each on devices of its own.
         plan, output, watch, earlier: see `run_benchmark`.
 
     Raises:
-        UsageError: the replicas, or those of the earlier benchmark, run on unlike devices.
+        UsageError: the replicas' devices differ from each other or from those of the earlier benchmark.
         ReplicaError: no replica survived a prompt, or none is left.
     """
     tasks = _tasks(plan, earlier)
@@ -209,7 +209,7 @@ def run_by_replicas(
 
 
 def _tasks(plan: Plan, earlier: RunSet | None) -> list[Asked[str]]:
-    """What is left to ask, in the order of one process."""
+    """The missing prompts, in the order of a single process."""
     done: dict[tuple[str, int], list[Run]] = {}
     for run in earlier.runs if earlier is not None else ():
         done.setdefault((run.prompt, run.repeat), []).append(run)
@@ -234,7 +234,7 @@ def _tasks(plan: Plan, earlier: RunSet | None) -> list[Asked[str]]:
 
 
 def _uncompared(earlier: RunSet, runs: list[Run]) -> bool:
-    """Whether a benchmark ended between a prompt's last run and its comparison with the baseline's tokens."""
+    """Whether a benchmark was interrupted between a prompt's last run and the comparison with the baseline's tokens."""
     if earlier.header.sampling.get("temperature"):
         return False
     found = compare(replace(earlier, runs=runs))
@@ -295,7 +295,7 @@ def find_bounds(pair: Pair, runs: RoundRobin, prompts: Iterable[SuitePrompt], re
 
 
 def _baselines(prompts: Iterable[SuitePrompt], results: RunSet) -> Iterator[tuple[SuitePrompt, Run]]:
-    """Each prompt with the baseline's run at the first length limit; prompts without such a run are left out."""
+    """Each prompt with the baseline's run at the first length limit; prompts without one are left out."""
     first = results.header.lengths[0]
     runs: dict[str, Run] = {}
     for run in results.of(BASELINE):
@@ -305,7 +305,7 @@ def _baselines(prompts: Iterable[SuitePrompt], results: RunSet) -> Iterator[tupl
 
 
 def _oracle(pair: Pair, prompt_ids: list[list[int]], run: Run, results: RunSet) -> Iterator[OraclePasses | Stretches]:
-    """What is known of a run's text as soon as the first draft has read it, as far as the results lack it.
+    """Oracle records and stretches of a run's text that the results lack; needs one reading by the first draft.
 
     The fewest target passes (SpecDec++, arXiv 2405.19715, Theorem 4.1) are, of a draft model, in each turn one more
     than the number of positions at which draft and target disagree. A draft head, whose tokens depend on where a round
@@ -334,7 +334,7 @@ def _oracle(pair: Pair, prompt_ids: list[list[int]], run: Run, results: RunSet) 
 
 
 def _disagreements(draft: Slot, prompt: Sequence[int], tokens: Sequence[int]) -> list[int]:
-    """The positions of a text at which the draft's likeliest token is another, or its context has no room for one."""
+    """The positions of a text at which the draft's likeliest token differs, or which exceed the draft's context."""
     guesses: list[int] = []
     within = tokens[: draft.room(len(prompt))]
     for _, (forward,) in read_along([draft], prompt, within) if within else ():

@@ -1,4 +1,4 @@
-"""How a running server answers: requests at several concurrencies, their latencies, and the tables of these."""
+"""Load test of a running server: requests at several concurrencies, their latencies, and tables of both."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +25,7 @@ class LoadHeader:
     """The first line of a file of requests."""
 
     created: str  # when the run began, in ISO 8601
-    # url, model: what was asked
+    # url, model: of the server
     url: str
     model: str
     concurrency: list[int]  # of the levels
@@ -37,7 +37,7 @@ class LoadHeader:
 class Asked:
     """A request that has ended; times in milliseconds from when it was sent."""
 
-    concurrency: int  # how many were asked at once
+    concurrency: int  # number of concurrent requests
     # prompt, category: of the record
     prompt: str
     category: str
@@ -53,7 +53,7 @@ class Asked:
     accepted: int | None = None
     rejected: int | None = None
     error: str | None = None  # the kind of failure; None for a whole answer
-    message: str = ""  # the same in words
+    message: str = ""  # the error message
 
     @property
     def first_token_ms(self) -> float:
@@ -75,7 +75,7 @@ LOAD = LineFormat(Content.LOAD, LoadHeader, {"request": Asked})  # A file of req
 
 @dataclass(slots=True)
 class Level:
-    """What was asked at one concurrency."""
+    """The requests at one concurrency."""
 
     concurrency: int  # requests at once
     asked: list[Asked] = field(default_factory=list)  # those that have ended
@@ -98,7 +98,7 @@ class Level:
 
     @property
     def counted(self) -> bool:
-        """Whether tokens are numbers of pieces."""
+        """Whether stream pieces were counted in place of tokens."""
         return any(one.counted for one in self.answered)
 
     @property
@@ -132,8 +132,8 @@ class Dialogue:
     category: str
     turns: tuple[str, ...]  # what the user says; empty where ``messages`` are all
     messages: tuple[dict[str, Any], ...]  # of a chat before the turns
-    chat: bool  # whether it goes through the server's chat template
-    settings: dict[str, Any]  # in the interface's words
+    chat: bool  # whether the server applies its chat template
+    settings: dict[str, Any]  # with the field names of the API
 
     def body(self, answers: Sequence[str]) -> dict[str, Any]:
         """The request of the turn after these answers."""
@@ -147,7 +147,7 @@ class Dialogue:
 
 
 def dialogues(suite: Suite, settings: dict[str, Any], chat: bool | None) -> list[Dialogue]:
-    """The requests of a suite; ``chat`` says whether prompts go through the chat template, None that turns do.
+    """The requests of a suite; ``chat`` says whether prompts go through the chat template. With None only turns do.
 
     Raises:
         UsageError: a record has a setting that no request can have.
@@ -164,7 +164,7 @@ def dialogues(suite: Suite, settings: dict[str, Any], chat: bool | None) -> list
 
 
 class ServerLoad:
-    """Asks a server.
+    """Sends the requests of a load test to a server.
 
     Attributes:
         levels: by concurrency, the one that runs last.
@@ -175,7 +175,7 @@ class ServerLoad:
         self.levels: list[Level] = []
 
     def run(self, concurrency: int, warm_up: int) -> None:
-        """Send all requests, ``concurrency`` at once, after some that are not counted.
+        """Send all requests, ``concurrency`` at once, after some warm-up requests.
 
         Raises:
             AnswerError: a warm-up request failed.
@@ -276,7 +276,7 @@ def _between(before: Usage | None, after: Usage | None) -> Usage | None:
 
 
 def load_tables(header: LoadHeader, levels: Sequence[Level], missing: int) -> list[Table]:
-    """Speed and latency by concurrency; ``missing`` requests were left out by an interrupt."""
+    """Speed and latency by concurrency; ``missing`` is the number of requests that an interrupt prevented."""
     columns: Columns[Level] = {
         "concurrency": lambda one: one.concurrency,
         "requests": lambda one: len(one.answered),
@@ -305,7 +305,7 @@ def load_tables(header: LoadHeader, levels: Sequence[Level], missing: int) -> li
 
 
 def load_json(header: LoadHeader, levels: Sequence[Level], missing: int) -> dict[str, Any]:
-    """The same as one document."""
+    """The numbers of `load_tables` as one document."""
     return {**asdict(header), "missing": missing, "levels": [_level(level) for level in levels]}
 
 

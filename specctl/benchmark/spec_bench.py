@@ -13,7 +13,7 @@ from specctl.outputs import naming, write_whole
 from specctl.prompts.suites import MT_BENCH, MT_BENCH_GROUP
 from specctl.records import CompletionSummary
 
-ANSWER_FILES = ("*.jsonl",)  # Patterns of the names that `write_answers` writes
+ANSWER_FILES = ("*.jsonl",)  # Patterns of the files that `write_answers` writes
 MT_BENCH_FIRST_ID = 81
 MT_BENCH_QUESTIONS = 10  # MT-Bench numbers its questions from 81, ten to a category
 
@@ -61,7 +61,7 @@ def _answer(label: str, repeats: Sequence[Run], created: float) -> dict[str, Any
 
 
 def _category(run: Run) -> str:
-    """The category as in the question file, where MT-Bench's eight categories are separate."""
+    """The category in the question file, which separates MT-Bench's eight categories."""
     if run.category != MT_BENCH_GROUP or not run.prompt.isdecimal():
         return run.category
     group = (int(run.prompt) - MT_BENCH_FIRST_ID) // MT_BENCH_QUESTIONS

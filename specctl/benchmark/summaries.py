@@ -11,7 +11,7 @@ from specctl.observing.results import BASELINE, Run, Speedup, evened, speedup
 
 
 class Timed(Protocol):
-    """An answer whose tokens' arrivals are known, in milliseconds from its start: see `CompletionSummary`."""
+    """An answer with the arrival times of its tokens, in milliseconds from its start; see `CompletionSummary`."""
 
     @property
     def first_token_ms(self) -> float: ...
@@ -34,7 +34,7 @@ class Percentiles(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Latencies in milliseconds; None where nothing is known."""
+    """Latencies in milliseconds; unknown ones are None."""
 
     # time to first token: from the prompt's ids to the end of the first round. One value for each turn.
     ttft_ms: Percentiles | None
@@ -144,7 +144,7 @@ def _summary(runs: Sequence[Run], speed: Speedup | None) -> Summary:
 
 
 def metrics_of(runs: Iterable[Run]) -> Metrics:
-    """The sums from which every rate is derived."""
+    """The sums of all runs, from which every rate is derived."""
     metrics = Metrics()
     for run in runs:
         for turn in run.turns:

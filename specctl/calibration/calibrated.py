@@ -27,7 +27,7 @@ def calibrated_profile(
 ) -> dict[str, Any]:
     """The contents of a profile file that extends the resolved profile, if that is a file.
 
-    Changes by flags, ``--set`` and the environment are written into it, because they were in force in the calibration.
+    It includes the changes by flags, ``--set`` and the environment, because the calibration ran with them.
 
     Args:
         resolved: the profile that was calibrated.
@@ -89,7 +89,7 @@ def calibrated_profile(
 
 
 def _expected_of(size: Best, decision: Decision) -> dict[str, Any]:
-    """The figures of several texts at once: measured where there are live runs of the setting to use."""
+    """The expected speeds for several texts at once, measured if there are live runs of the setting to use."""
     setting = decision.setting_of(size)
     live = next((one for one in decision.measured if (one.rows, one.setting) == (size.rows, setting)), None)
     predicted = next((one for one in size.ranking if one.score.setting == setting), size.winner)
@@ -123,11 +123,11 @@ def _key(name: str) -> str:
 
 
 def facts_of(traces: TraceSet, command: str) -> dict[str, Any]:
-    """Where and how a calibration was made, for its profile and reports.
+    """The conditions of a calibration, for its profile and reports.
 
     Args:
         traces: of the calibration.
-        command: that made it.
+        command: the command line of the calibration.
     """
     recorded = traces.header.provenance
     kept = {key: recorded[key] for key in ("suite", "devices", "engines", "versions")}
@@ -135,7 +135,7 @@ def facts_of(traces: TraceSet, command: str) -> dict[str, Any]:
 
 
 def measured_engine(asked: Engine, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """The profile's ``engine`` and ``compile`` for the engine whose costs were measured, where ``auto`` may be another.
+    """The values of ``engine`` and ``compile`` that fix the measured engine, where ``auto`` might choose another.
 
     On a CUDA device a draft step costs another share of a verification with each (0.47 eagerly and 0.31 with graphs, of
     Llama 8B and 1B on an H200), so a setting that is fastest with one is not so with another. Elsewhere ``auto`` stays.
@@ -155,7 +155,7 @@ def measured_engine(asked: Engine, facts: Mapping[str, Any]) -> dict[str, Any]:
 def draft_table(setting: Setting, drafts: int) -> dict[str, Any]:
     """The ``[draft]`` table of a profile for a setting, with every value of every draft of the profile.
 
-    Drafts below the setting's last level get the policy ``none``.
+    Drafts below the last level of the setting get the policy ``none``.
     """
     table: dict[str, Any] = {"policy": {"name": setting.policy, **setting.all_values}}
     if setting.batches:
@@ -169,7 +169,7 @@ def draft_table(setting: Setting, drafts: int) -> dict[str, Any]:
 
 
 def _parent(resolved: ResolvedProfile, source: Path, output: Path) -> str:
-    """How the new file names the old profile: by name, or by path if the old profile was given by path."""
+    """The new file's reference to the old profile: its name, or its path if it was given by path."""
     if resolved.name == source.stem and output.stem != source.stem:
         return resolved.name
     return str(source.resolve())
@@ -188,7 +188,7 @@ def _value(resolved: ResolvedProfile, path: list[str]) -> Any:
 
 def _put(table: dict[str, Any], path: list[str], value: Any) -> None:
     if value is None:
-        return  # TOML has no null, and a missing key means the same
+        return  # TOML has no null; a missing key means the same
     for name in path[:-1]:
         table = table.setdefault(name, {})
     table[path[-1]] = value

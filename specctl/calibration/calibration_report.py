@@ -68,13 +68,13 @@ def calibration_tables(decision: "Decision") -> list[Table]:
 
 
 def warning_tables(found: Calibration) -> list[Table]:
-    """The warnings, which a reader of a report has to know first."""
+    """The warnings, shown first in a report."""
     note = " ".join(f"{line[0].upper()}{line[1:]}." for line in found.warnings)
     return [Table("Before you trust these numbers", (), (), note=note)] if note else []
 
 
 def as_document(decision: "Decision") -> dict[str, Any]:
-    """The numbers of the tables as plain values, with more decimals."""
+    """The numbers of the tables as plain values, with more decimal places."""
     found, advice = decision.found, decision.advice
     used, predicted = advice.rival_used, advice.predicted(advice.setting)
     return {
@@ -140,7 +140,7 @@ _VERIFIED = {None: "", "token": ", draft tokens verified one by one", "block": "
 
 
 def bounds_passed(found: Calibration) -> list[str]:
-    """For each bound that a policy passes a sentence that says so."""
+    """One sentence for each bound that a policy exceeds."""
     said = []
     for bound in (found.signal_bound, found.oracle):
         if bound is not None and (passing := _passing(bound, found)) is not None:
@@ -152,7 +152,7 @@ def bounds_passed(found: Calibration) -> list[str]:
 
 
 def _passing(bound: Ranked, found: Calibration) -> Ranked | None:
-    """The fastest policy where it is above a bound by more than rounding."""
+    """The fastest policy if it exceeds a bound by more than rounding."""
     fastest = found.ranking[0]
     above = fastest.score.tokens_per_second > bound.score.tokens_per_second * 1.005
     return fastest if above else None
@@ -233,7 +233,7 @@ def by_size(found: Calibration, sizes: Sequence[Best]) -> Table:
 
 
 def _curve(found: Calibration) -> Table:
-    """For values of the policy's main setting, the fastest candidate; only as many values as fit a screen."""
+    """The fastest candidate for each value of the policy's main setting, limited to as many values as fit a screen."""
     knob, best = curve(found)
     fastest = max(score.tokens_per_second for _, score in best)
     every = -(-len(best) // _SHOWN_VALUES)
@@ -315,7 +315,7 @@ def _costs(costs: CostTable, found: Calibration) -> list[Table]:
 
 
 def _implied_threshold(costs: CostTable, found: Calibration) -> float | None:
-    """SpecDec++'s threshold by Theorem 4.3, from the costs at the middle context; None if specdec++ was not ranked."""
+    """SpecDec++'s threshold from Theorem 4.3 and the costs at the middle context; None if specdec++ was not ranked."""
     alone = (one.score.setting for one in found.ranking if one.score.setting.below is None)
     if (tried := next((one for one in alone if one.policy == "specdec++"), None)) is None:
         return None

@@ -57,11 +57,11 @@ def grid(policy: str, kind: Grid, known: Set[str]) -> list[Setting]:
 
 
 def with_predictors(candidates: Iterable[Setting], heads: Mapping[str, Signal]) -> list[Setting]:
-    """For settings that read a head's predictions, one copy for each head that makes them; the others unchanged.
+    """Copy each setting that reads a head's predictions once for each suitable head; other settings stay as they are.
 
     Args:
         candidates: settings of one level.
-        heads: by the name of each head the signal that it computes; empty where nothing is to choose.
+        heads: by head name, the signal that the head computes; empty if there is nothing to choose.
     """
     return [
         replace(one, head=head, head_label=distinct_name(head, list(heads))) if head is not None else one
@@ -83,7 +83,7 @@ def level_grids(policies: Sequence[str], kind: Grid, known: Sequence[Set[str]]) 
 
     Args:
         policies: for each level, a name or ``all``.
-        kind: of the grids.
+        kind: the kind of grid.
         known: for each level, the signals that it can read.
     """
     grids = [grid(policy, kind, signals) for policy, signals in zip(policies, known, strict=True)]
@@ -109,7 +109,7 @@ def _paper(policy: str) -> list[dict[str, Any]]:
             return [{"threshold": value} for value in tenths]
         case "confidence":
             return [{"threshold": h} for h in (0.2, 0.4, 0.6, 0.8)]
-        case "vllm-adaptive":  # it is a longest draft with a rule
+        case "vllm-adaptive":  # it is a maximum draft length with a rule
             return [{"max_draft": cap} for cap in (4, 6, 8, 12)]
     return _crossed(**POLICIES[policy].grid)
 
@@ -152,7 +152,7 @@ def _crossed(**values: Sequence[Any]) -> list[dict[str, Any]]:
 
 
 def _spread(knobs: dict[str, tuple[float, float]], count: int) -> Iterator[dict[str, float]]:
-    """``count`` points that fill the box of several settings evenly; every call yields the same points.
+    """``count`` points spread evenly over the box of several settings; every call yields the same points.
 
     The n-th has the fractional part of n g^-i as its i-th coordinate, with g^(d+1) = g + 1 in d dimensions: Roberts'
     generalised golden ratio (2018, "The unreasonable effectiveness of quasirandom sequences").
@@ -167,14 +167,14 @@ def _spread(knobs: dict[str, tuple[float, float]], count: int) -> Iterator[dict[
         }
 
 
-UNTUNED = "cost-optimal"  # The policy that needs no calibration, so a calibrated setting has to be faster than it
+UNTUNED = "cost-optimal"  # The policy that needs no calibration: a calibrated setting has to beat it
 
 
 SWEEPS = 2
 """How often every level is searched. The best setting of a level hardly depends on the exact settings of the others."""
 
 
-Options = Sequence[Sequence[Setting]]  # For each level from the top down, the settings that it may have
+Options = Sequence[Sequence[Setting]]  # The candidate settings of each level, from the top down
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +182,7 @@ class Space:
     """The settings to search at each level."""
 
     coarse: Options  # searched first
-    # searched second, limited to the policies that the coarse search ends with; the same object as ``coarse`` if there
+    # searched second, limited to the policies found by the coarse search; the same object as ``coarse`` if there
     # is not a second search
     fine: Options
 
@@ -206,11 +206,11 @@ class ComparedSettings:
 
     old: Setting  # the profile's own setting
     candidates: list[Setting]  # settings that may be chosen; all are replayed
-    also_ranked: list[Setting]  # settings that are ranked too, but not chosen
+    also_ranked: list[Setting]  # settings that are ranked but cannot be chosen
     space: Space | None  # for a hierarchy, the settings of each level; their combinations are too many to replay all
     # the policy that needs no calibration, with its defaults; it is run live next to the chosen setting
     untuned: Setting | None = None
-    at_least: int = 0  # the least length of drafts that traces shall hold
+    at_least: int = 0  # the draft length that traces must cover
 
     @property
     def depth(self) -> int:
@@ -286,7 +286,7 @@ def compared_settings(
 
 
 def _in_chain(draft: DraftTable, settings: Iterable[Setting]) -> list[Setting]:
-    """Settings of a draft, or of its chain with a lookup if it is in one."""
+    """Settings of a draft, or of its chain with a lookup if it has one."""
     return [
         replace(one, lookup=True, earlier=draft.earlier) if draft.lookup and one.drafts else one for one in settings
     ]
@@ -295,14 +295,14 @@ def _in_chain(draft: DraftTable, settings: Iterable[Setting]) -> list[Setting]:
 def settings_replayed(
     candidates: Iterable[Setting], old: Setting | None, also_ranked: Iterable[Setting] = ()
 ) -> list[Setting]:
-    """The settings that `search` replays in any case, each once."""
+    """The settings that `search` always replays, each once."""
     return list(dict.fromkeys([NONE, *candidates, *([old] if old is not None else []), *also_ranked]))
 
 
 def recordable(profile: Profile) -> frozenset[Signal]:
-    """The signals that a trace with the profile's models can contain if its draft has an acceptance head.
+    """The signals that a trace of the profile's models can contain if its draft has an acceptance head.
 
-    They are read from files, before a model is loaded.
+    Determined from files, before a model is loaded.
 
     Raises:
         ModelError: a draft cannot be found.
@@ -320,7 +320,7 @@ def recordable(profile: Profile) -> frozenset[Signal]:
 
 
 def computed_by(draft: DraftTable, heads: Iterable[str], header: TraceHeader | None) -> dict[str, Signal]:
-    """The signal that each head computes, by its name.
+    """The signal that each head computes, by head name.
 
     Args:
         draft: with its heads at every level.
@@ -338,7 +338,7 @@ def computed_by(draft: DraftTable, heads: Iterable[str], header: TraceHeader | N
 
 
 def _reader(choices: Mapping[str, Signal]) -> str:
-    """The policy that reads the heads to choose among."""
+    """The policy that reads the given heads."""
     signals = set(choices.values())
     if len(signals) > 1:
         raise UsageError("--head names heads of two kinds", "choose one of their policies with --policy, or all")
@@ -346,7 +346,7 @@ def _reader(choices: Mapping[str, Signal]) -> str:
 
 
 def heads_in(given: Iterable[str]) -> list[str]:
-    """The heads in ``given``, each once; the folder of a sweep is replaced by the heads in it.
+    """The heads in ``given``, each once; a sweep's folder stands for the heads in it.
 
     Raises:
         UsageError: a folder contains no head.
@@ -364,7 +364,7 @@ def heads_in(given: Iterable[str]) -> list[str]:
 
 
 def heads_among(given: Sequence[str], draft: DraftTable) -> list[str]:
-    """The heads to choose among, the profile's own first; empty if ``given`` is empty.
+    """The candidate heads, the profile's own first; empty if ``given`` is empty.
 
     Raises:
         UsageError: there is more than one draft.
@@ -427,7 +427,8 @@ def require_fits(
     prompts: Suite | None,
     path: Path,
 ) -> None:
-    """Check that an earlier trace fits a calibration, which continues it if there are prompts, else searches in it.
+    """Check that an earlier trace fits a calibration, which continues the trace if it has prompts and else only
+    searches.
 
     Raises:
         UsageError: it does not fit; the message names the difference.
@@ -454,7 +455,7 @@ def require_same_pair(header: TraceHeader, profile: Profile, heads: Sequence[str
             )
         for key in _WRITES_KEYS:
             if was.get(key) != now.get(key):
-                raise UsageError(f"{path} was recorded with another draft.{key}", "record a new trace")
+                raise UsageError(f"{path} was recorded with another value of draft.{key}", "record a new trace")
         predicts = not TRAINED_SIGNALS.isdisjoint(header.signals) and now.get("head") is not None
         if predicts and now["head"] not in (was.get("head"), *header.heads):
             raise UsageError(
@@ -474,7 +475,7 @@ def require_same_pair(header: TraceHeader, profile: Profile, heads: Sequence[str
 
 
 def require_depth(header: TraceHeader, asked: ComparedSettings, path: Path) -> None:
-    """Check that the longest draft of the settings compared can be replayed on a trace.
+    """Check that a trace covers the longest draft of the compared settings.
 
     Raises:
         UsageError: the trace was recorded for shorter drafts.
@@ -487,7 +488,7 @@ def require_depth(header: TraceHeader, asked: ComparedSettings, path: Path) -> N
 
 
 def _models(profile: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
-    """The table of each model of a profile with the model's role, from the target down."""
+    """The role and table of each model of a profile, from the target down."""
     tables = [("target", profile["target"])]
     below = profile.get("draft")
     while below is not None:
@@ -497,14 +498,14 @@ def _models(profile: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
 
 
 def explore(space: Space, start: Setting, speed: Callable[[Setting], float]) -> None:
-    """Call ``speed`` for settings, each search moving towards the fastest.
+    """Coordinate search: call ``speed`` for settings, moving towards the fastest.
 
-    Every combination of ways to pre-verify is searched separately, because settings that suit a block of one inner
+    Every combination of pre-verification modes is searched separately, because settings that suit a block of one inner
     round need not suit a loop.
 
     Args:
         space: the settings to search.
-        start: supplies the settings that are held first, for the levels that it has.
+        start: the initial setting of each level that it has.
         speed: returns the speed of a setting, the higher the better; called repeatedly for the same setting.
     """
     for options in _by_mode(space.coarse):
@@ -519,7 +520,7 @@ def explore(space: Space, start: Setting, speed: Callable[[Setting], float]) -> 
 
 
 def _by_mode(options: Options) -> list[list[list[Setting]]]:
-    """For each combination of the levels' ways to pre-verify, the options that have these ways."""
+    """Split the options by pre-verification mode: one entry for each combination of the levels' modes."""
     modes = product(*(sorted({one.once for one in some}) for some in options))
     return [
         [[one for one in some if one.once == once] for some, once in zip(options, mode, strict=True)] for mode in modes
@@ -527,7 +528,7 @@ def _by_mode(options: Options) -> list[list[list[Setting]]]:
 
 
 def _nearest(start: Setting, level: int, options: Sequence[Setting]) -> Setting:
-    """The setting that the start has at a level if it is among the options, else the middle option."""
+    """The start's setting at a level if it is among the options, else the middle option."""
     alone = [replace(setting, below=None) for setting in start.levels[level : level + 1]]
     return next((setting for setting in alone if setting in options), options[len(options) // 2])
 

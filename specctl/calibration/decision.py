@@ -28,7 +28,7 @@ from specctl.statistics import Interval, is_clear
 
 @dataclass(frozen=True, slots=True)
 class Rival:
-    """The chosen setting, or one that it has to be faster than."""
+    """The chosen setting, or one that it has to beat."""
 
     setting: Setting  # with its policy and values
     tokens_per_second: float  # after the prompt
@@ -38,7 +38,7 @@ class Rival:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What to use, and why."""
+    """The recommendation and its reasons."""
 
     chosen: Setting  # the setting that the search chose
     old: Setting | None  # the profile's own setting
@@ -50,7 +50,7 @@ class Advice:
 
     @classmethod
     def of(cls, found: Calibration, old: Setting | None, measured: "Sequence[Measured]") -> "Advice":
-        """Advice from the live runs of one text at a time, or from the search if there are none."""
+        """Advice from the live runs of single texts, or from the search if there are none."""
         chosen = found.winner.score.setting
         live = [
             Rival(one.setting, one.measured, one.speedup, one.behind)
@@ -58,17 +58,17 @@ class Advice:
             if one.rows == 1 and one.speedup is not None
         ]
         known = live if any(one.setting == chosen for one in live) else _predicted(found, old)
-        # Of equally fast settings the chosen one comes first.
+        # Among equally fast settings the chosen one comes first.
         order = sorted(known, key=lambda one: (-one.speedup.value, one.setting != chosen))
         return cls(chosen, old, order, known is live, found)
 
     def rival(self, setting: Setting) -> Rival | None:
-        """The figures of a setting, if it is one of the rivals."""
+        """The entry of a setting, if it is one of the rivals."""
         return next((one for one in self.rivals if one.setting == setting), None)
 
     @property
     def setting(self) -> Setting:
-        """The setting to use: never one that was slower than another rival, unless they are level.
+        """The setting to use, never one that is clearly slower than another rival.
 
         - The chosen one, if it was fastest.
         - None, if the search chose none and no other is clearly faster.
@@ -87,13 +87,13 @@ class Advice:
 
     @property
     def rival_used(self) -> Rival:
-        """The figures of `setting`."""
+        """The entry of `setting`."""
         found = self.rival(self.setting)
         assert found is not None, "it is chosen among them"
         return found
 
     def predicted(self, setting: Setting) -> Interval | None:
-        """The speedup that replay predicts for a setting; None where it was not replayed on these prompts."""
+        """The speedup that replay predicts for a setting; None if it was not replayed on these prompts."""
         ranked = self.found.entry(setting)
         return None if ranked is None else ranked.speedup
 
@@ -125,7 +125,7 @@ class Advice:
         )
 
     def _level(self, one: Rival, other: Rival) -> bool:
-        """Whether two may be equally fast; known if one is the fastest, because all are compared with that one."""
+        """Whether two rivals may be equally fast; False unless one is the fastest, with which all are compared."""
         first = self.rivals[0]
         later = other if one is first else one if other is first else None
         return later is not None and later.behind.low is not None and not is_clear(later.behind)
@@ -160,32 +160,32 @@ def fastest(chosen: Setting, measured: "Sequence[Measured]") -> Setting:
 class Decision:
     """What a calibration found."""
 
-    traces: TraceSet  # that it searched in
+    traces: TraceSet  # the traces searched
     found: Calibration  # the outcome of the search
-    costs: CostTable  # that it priced rounds with
-    measured: list[Measured]  # the live runs; empty where nothing was run
+    costs: CostTable  # the costs that priced the rounds
+    measured: list[Measured]  # the live runs; empty without any
     old: Setting | None = None  # the profile's own setting
-    sizes: list[Best] = field(default_factory=list)  # what was found for several texts at once, by ascending numbers
-    given: int | None = None  # how many prompts there were to draw from; None if that is not known
+    sizes: list[Best] = field(default_factory=list)  # the outcomes for several texts at once, by ascending batch size
+    given: int | None = None  # number of prompts before sampling; None if unknown
     interrupted: bool = False  # whether Ctrl-C ended the live runs
 
     @property
     def advice(self) -> Advice:
-        """What to use for one text at a time, by the live runs if there are any."""
+        """The advice for one text at a time, from the live runs if there are any."""
         return Advice.of(self.found, self.old, self.measured)
 
     @property
     def setting(self) -> Setting:
-        """What to use, with the settings for several texts."""
+        """The setting to use, combined with the settings for several texts."""
         return with_batches(self.advice.setting, {size.rows: self.setting_of(size) for size in self.sizes})
 
     def setting_of(self, size: Best) -> Setting:
-        """What to use for several texts at once: the chosen setting, unless another one measured faster."""
+        """The setting to use for several texts at once: the chosen one, unless another measured faster."""
         return fastest(size.winner.score.setting, [one for one in self.measured if one.rows == size.rows])
 
     @property
     def prompts(self) -> dict[str, int]:
-        """How many prompts were given, chose, reported, failed, and were left out for another reason."""
+        """The numbers of prompts given, used to choose, used to report, failed, and left out for another reason."""
         chose, reported = set(self.found.chosen_on), set(self.found.reported_on)
         used, failed = len(chose | reported), len(self.traces.failures)
         given = used + failed if self.given is None else self.given
@@ -212,9 +212,9 @@ def decide(
     sizes: Sequence[int] = (),
     given: int | None = None,
 ) -> Decision:
-    """Search among the settings compared, and run the best ones live if there is a pair; collect the warnings of both.
+    """Search the compared settings, and run the best ones live if there is a pair; collects the warnings of both steps.
 
-    A warning says so if live runs verify in another way than the replay.
+    Warns if live runs verify in another way than the replay.
 
     Args:
         traces: recorded with the profile.
@@ -224,7 +224,7 @@ def decide(
         progress: receives counts of settings and of live runs.
         noted: further warnings, given before those of the live runs.
         sizes: numbers of texts at once, ascending from 2, for which settings are chosen too.
-        given: how many prompts there were to draw from.
+        given: the number of prompts before sampling.
 
     Raises:
         UsageError: there is no trace, or no cost of a number of texts.

@@ -21,7 +21,7 @@ from specctl.statistics import Interval
 from specctl.text_engine.pair_rows import passes_of
 
 FAR_OFF = 0.25
-"""How far measured speed may be from predicted before the user is warned: prompts alone make less of a difference."""
+"""Relative error of predicted speed above which the user is warned; differences between prompts alone are smaller."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Measured:
         behind: measured speed of the fastest that ran with it over its own, by the same prompts.
     """
 
-    setting: Setting  # what was run
+    setting: Setting  # the setting
     predicted: float | None  # tokens/s after the prompt, by replay; None for a setting that cannot be replayed
     measured: float  # tokens/s after the prompt, live
     speedup: Interval | None  # measured speedup over target-only decoding, the time of the prompt included
@@ -41,11 +41,11 @@ class Measured:
 
 
 Stopped = tuple[int, int] | None
-"""After how many of how many prompts Ctrl-C ended live runs; None where they ran to their end."""
+"""The number of finished prompts and of all prompts if Ctrl-C ended the live runs, else None."""
 
 
 def doubts(measured: Sequence[Measured]) -> list[str]:
-    """A warning where live runs took much longer or shorter than predicted, else nothing."""
+    """A warning if live speed is far from the prediction, else nothing."""
     off = {_named(one): one.measured / one.predicted for one in measured if one.predicted and one.measured > 0}
     label, worst = max(off.items(), key=lambda item: max(item[1], 1 / item[1]), default=("", 1.0))
     if max(worst, 1 / worst) <= 1 + FAR_OFF:
@@ -57,7 +57,7 @@ def doubts(measured: Sequence[Measured]) -> list[str]:
 
 
 def stopped_live(ran: int, prompts: int) -> str:
-    """What Ctrl-C in the live runs means for the numbers."""
+    """A warning about numbers affected by Ctrl-C in the live runs."""
     if not ran:
         return "live runs were interrupted before any prompt was run with every setting: all speeds are predictions"
     return f"live runs were interrupted after {ran} of {prompts} prompts: measured speeds are of these alone"
@@ -68,7 +68,7 @@ def _named(one: Measured) -> str:
 
 
 def rivals_of(found: Calibration, asked: ComparedSettings) -> dict[Setting, float | None]:
-    """The settings to run one text at a time, with their predicted tokens/s; None where they were not replayed.
+    """The settings to run one text at a time, with their predicted tokens/s; None if not replayed.
 
     These are the chosen setting, the profile's own, the best constant, the policy that needs no calibration, and none.
     """
@@ -102,7 +102,7 @@ def check_live(
     """Run settings in turn on the prompts reported on.
 
     Stop strings are ignored, as they were when the traces were recorded. With several texts at once, prompts are
-    repeated until every place of the batch has one or more; intervals are over prompts.
+    repeated until every batch slot has at least one; intervals are over prompts.
 
     Args:
         pair: with the drafts and heads that the settings use.
@@ -150,12 +150,12 @@ def run_candidates(
 ) -> tuple[RunSet, Stopped]:
     """Run candidates on prompts, in turn and without stop strings.
 
-    Ctrl-C ends the runs. Then the results are of the prompts that all candidates have run, and the number of these
-    prompts and of all prompts is returned too.
+    Ctrl-C ends the runs. The results then cover only prompts that all candidates have run, and the numbers of these and
+    of all prompts are returned too.
 
     Args:
         pair: with the drafts and heads that the candidates use.
-        profile: how it samples and formats prompts.
+        profile: its sampling and prompt settings.
         candidates: the baseline and others.
         prompts: to run.
         drafts: names of the pair's drafts.
@@ -186,7 +186,7 @@ def run_candidates(
 
 
 def _whole_prompts(results: RunSet, prompts: int) -> tuple[RunSet, tuple[int, int]]:
-    """The runs of prompts that all candidates have run, and how many of how many prompts these are."""
+    """The runs of prompts that all candidates finished, the number of these prompts, and that of all."""
     ran: dict[str, set[str]] = {}
     for run in results.runs:
         ran.setdefault(run.prompt, set()).add(run.candidate)
@@ -212,7 +212,7 @@ class Ran(NamedTuple):
 
 
 def ran(results: RunSet, labels: Iterable[str]) -> dict[str, Ran]:
-    """The candidates of these labels that ran, by label."""
+    """The live runs of the candidates with these labels, by label."""
     runs_of = {label: runs for label in labels if (runs := evened(results.of(label)))}
     speeds = {label: speedup(runs, results.of(BASELINE)) for label, runs in runs_of.items()}
     known = {label: speed.of_totals.value for label, speed in speeds.items() if speed is not None}

@@ -17,7 +17,7 @@ from specctl.replay.trace_files import TraceSet
 from specctl.statistics import FEW, SEED, Floats, Interval, bootstrap
 
 RESAMPLES = 2000
-EACH = 4  # The least number of texts for each place of a batch: while the last texts end, places are empty
+EACH = 4  # Least number of texts per batch slot, because slots are empty while the last texts end
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ def score_signal_bound(traces: TraceSet, prompts: Sequence[str], costs: CostTabl
 
 
 def _priced(replays: Iterable[Replay], costs: CostTable, *signals: Iterable[Signal]) -> Iterator[float]:
-    """The milliseconds of each text that is written alone."""
+    """The milliseconds of each text generated alone."""
     return (costs.milliseconds([one], *signals) for one in replays)
 
 
@@ -120,7 +120,7 @@ def _summed(setting: Setting, prompts: Sequence[str], replays: Iterable[Replay],
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The chosen setting, and how sure the choice is."""
+    """The chosen setting, and the certainty of the choice."""
 
     chosen: Score  # the simplest setting within one standard error of the fastest
     fastest: Score  # the fastest setting by predicted tokens/s
@@ -150,13 +150,13 @@ def choose(scores: Sequence[Score]) -> Choice:
 
 
 def simplicity(setting: Setting) -> tuple[int, int, int]:
-    """The smaller, the simpler: fewer drafts, simpler policies, fewer values that are not the defaults."""
+    """A sort key, smallest for the simplest: fewer drafts, simpler policies, fewer non-default values."""
     levels = setting.levels
     known = sum(SIMPLEST.index(one.policy) if one.policy in SIMPLEST else len(SIMPLEST) for one in levels)
     return len(levels), known, sum(len(one.values) for one in levels)
 
 
-MOST_RANKED = 12  # Combinations of a hierarchy's policies that are ranked, besides the best of each way to pre-verify
+MOST_RANKED = 12  # Ranked combinations of a hierarchy's policies, besides the best of each pre-verification mode
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +168,7 @@ class Ranked:
 
 
 def _ranking(scores: Iterable[Score]) -> list[Ranked]:
-    """Scores of the same prompts, that of none among them, the fastest first."""
+    """Rank scores on the same prompts, the fastest first; the score of none must be among them."""
     scores = list(scores)
     baseline = next(one for one in scores if one.setting == NONE)
     return sorted((Ranked(one, one.speedup(baseline)) for one in scores), key=lambda one: -one.score.tokens_per_second)
@@ -208,7 +208,7 @@ class Calibration(Best):
     chosen_on: list[str]
     reported_on: list[str]
     verification: Verification | None = None  # how replayed draft tokens were verified; None in greedy decoding
-    warnings: list[str] = field(default_factory=list)  # what a reader has to know before trusting the outcome
+    warnings: list[str] = field(default_factory=list)  # warnings about the outcome
 
     @property
     def held_out(self) -> bool:
@@ -235,7 +235,7 @@ def split(traces: TraceSet) -> tuple[list[str], list[str]]:
     reported: list[str] = []
     for ids in categories.values():
         for prompt in ids:
-            # The next prompt goes to the shorter part, so that odd categories do not all favour the same part.
+            # The odd prompt goes to the shorter part, so that odd categories do not all favour the same part.
             (chosen if len(chosen) <= len(reported) else reported).append(prompt)
     order = traces.prompts
     return sorted(chosen, key=order.index), sorted(reported, key=order.index)
@@ -260,7 +260,7 @@ def search(
         costs: of this machine.
         also_ranked: settings that are ranked too, but not chosen.
         advance: called after each setting that was replayed.
-        space: settings of a hierarchy, explored from the old setting on; they may be chosen too.
+        space: settings of a hierarchy, explored from the old setting; they may be chosen too.
     """
     chosen_on, reported_on = split(traces)
     warnings = _warnings(traces, chosen_on, reported_on)
@@ -323,7 +323,7 @@ def _by_family(scores: Iterable[Score]) -> dict[str, list[Score]]:
 
 
 def _warnings(traces: TraceSet, chosen_on: Sequence[str], reported_on: Sequence[str]) -> list[str]:
-    """Warnings that a reader needs before trusting the outcome."""
+    """Warnings about the outcome."""
     warnings = []
     if not reported_on:
         warnings.append("there is only one prompt: it both chose the setting and reports on it")
@@ -358,11 +358,11 @@ def _best_of_families(families: Mapping[str, list[Score]], *, hierarchy: bool) -
 
 
 FINALISTS = 3
-"""Settings of each policy and longest draft that are replayed together: the most promising by their rounds alone."""
+"""Number of settings per policy and longest draft that are replayed in batches, the most promising by their rounds."""
 
 
 def require_priced(sizes: Sequence[int], costs: CostTable | None, where: str) -> None:
-    """Raise UsageError where costs of a number of texts were not measured."""
+    """Raise UsageError if costs of a batch size were not measured."""
     known = [] if costs is None else sorted(costs.batches)
     if missing := [rows for rows in sizes if rows not in known]:
         held = f"those of {', '.join(map(str, known))}" if known else "none of several"
@@ -379,7 +379,7 @@ def search_sizes(
     costs: CostTable,
     advance: Callable[[], None] = lambda: None,
 ) -> list[Best]:
-    """The setting for each number of texts, chosen by replaying these texts together, on the prompts of a calibration.
+    """The setting for each batch size, chosen by batched replay on the prompts of a calibration.
 
     If settings are within one standard error of the fastest at every number, one text included, the simplest of them is
     chosen for all numbers, and in ``found`` too.
@@ -407,8 +407,7 @@ def search_sizes(
 
 
 def finalists(found: Calibration, costs: CostTable, rows: int) -> list[Setting]:
-    """The settings to replay together: none, and by policy and longest draft the fastest if no draft had to wait for a
-    longer one."""
+    """The settings to replay in batches: none, and by policy and longest draft the fastest alone."""
     table = costs.batches[rows]
     context = float(table.contexts[len(table.contexts) // 2])
     step = table.at(context)[0]
@@ -426,7 +425,7 @@ def finalists(found: Calibration, costs: CostTable, rows: int) -> list[Setting]:
 
 
 def _for_all(choices: Sequence[Choice]) -> Setting | None:
-    """The simplest setting within the noise of the fastest in every choice; None if there is no such setting."""
+    """The simplest setting within the noise of the fastest in every choice; None if there is none."""
     within = [{one.setting for one in (choice.chosen, *choice.near)} for choice in choices]
     common = set.intersection(*within)
     speeds = {one.setting: one.tokens_per_second for one in (choices[-1].chosen, *choices[-1].near)}
@@ -434,7 +433,7 @@ def _for_all(choices: Sequence[Choice]) -> Setting | None:
 
 
 def _of(choice: Choice, setting: Setting) -> Choice:
-    """A choice with another setting within the noise."""
+    """The choice with another setting within the noise."""
     if choice.chosen.setting == setting:
         return choice
     chosen = next(one for one in choice.near if one.setting == setting)
@@ -464,7 +463,7 @@ def _reported(
 
 
 def with_batches(alone: Setting, sizes: Mapping[int, Setting]) -> Setting:
-    """One setting for every number of texts, from the setting for each number."""
+    """Combine the settings for each batch size into one."""
     batches: list[tuple[int, Setting]] = []
     for rows, one in sorted(sizes.items()):
         if one != (batches[-1][1] if batches else alone):

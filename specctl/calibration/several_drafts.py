@@ -26,7 +26,7 @@ class Entrant:
 
     name: str  # of the profile
     profile: Profile  # as it was resolved
-    decision: Decision  # what was found for them, and not yet run live
+    decision: Decision  # their calibration, before live runs
 
     @property
     def found(self) -> Calibration:
@@ -40,7 +40,7 @@ class Entrant:
 
     @property
     def ranked(self) -> Ranked:
-        """The figures that are predicted for it."""
+        """The predicted entry of `setting`."""
         return next(one for one in self.found.ranking if one.score.setting == self.setting)
 
 
@@ -61,14 +61,14 @@ class Standing:
             return one.decision
         found, predicted = replace(one.found, winner=one.ranked), one.ranked.score.tokens_per_second
         runs = [Measured(one.setting, predicted, self.measured, self.speedup, self.behind)]
-        # How many tokens/s the target alone wrote follows from neither; its speed over its own is 1.
+        # The target's own tokens/s follow from neither; its speed over its own is 1.
         alone = self.measured / self.speedup.value
         runs += [Measured(NONE, None, alone, Interval(1.0), self.behind)] * (one.setting != NONE)
         return replace(one.decision, found=found, measured=runs)
 
 
 def candidates_of_entrants(entrants: Sequence[Entrant]) -> Candidates:
-    """What to load and run: the chosen setting of each entrant that drafts at all.
+    """The candidates to load and run: the chosen setting of each entrant that drafts at all.
 
     Raises:
         UsageError: two entrants would have one name in the results.
@@ -90,7 +90,7 @@ def predicted(entrants: Sequence[Entrant]) -> list[Standing]:
     first = order[0]
     found = []
     for one in order:
-        # Of different prompts, which left-out ones may make them, no ratio is paired.
+        # Left-out prompts may differ between entrants; ratios are paired only over equal prompts.
         same = one.found.reported_on == first.found.reported_on
         behind = first.ranked.score.speedup(one.ranked.score) if same else Interval(1.0)
         found.append(Standing(one, None, one.ranked.speedup, behind))
@@ -102,7 +102,7 @@ def run_live(
 ) -> tuple[list[Standing], bool]:
     """Run every entrant's setting and none in turn, on the prompts that all reported on.
 
-    What a reader has to know before trusting the outcome becomes a warning of each entrant.
+    Doubts about the outcome become warnings of each entrant.
 
     Returns:
         The standings, fastest first, empty where no prompt was run; and whether Ctrl-C ended the runs.

@@ -36,7 +36,7 @@ USUAL = "profile target draft from_ suite input_ limit max_new_tokens temperatur
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnalyzeRequest:
-    """The flags of `specctl analyze`; UsageError for those that do not go together."""
+    """The flags of `specctl analyze`; UsageError for conflicting ones."""
 
     ctx: typer.Context
     models: PairOptions
@@ -53,7 +53,7 @@ class AnalyzeRequest:
             require_unused(self.ctx, "from_", "runs no prompt", but=shown)
 
     def resolve(self) -> "ResolvedProfile":
-        """The profile as the flags change it; raises UsageError unless its draft is a model."""
+        """The profile with the flags applied; raises UsageError unless its draft is a model."""
         from specctl.profile.validation import require_models
 
         found = self.run.resolve(self.models, {**self.sampling.flags, "prompt.chat": self.chat})
@@ -110,7 +110,7 @@ def _command() -> str:
 def _read(
     profile: "Profile", suite: "Suite", show: ShowOptions, foreign_head: bool
 ) -> tuple["Judged | None", "Readings | None", dict[str, Any], dict[str, str]]:
-    """Run the prompts."""
+    """Run the prompts and read the answers."""
     progress = show.bars()
     # In a hierarchy only the draft that the target verifies is analysed.
     drafts = [profile.draft] if profile.draft is not None else []

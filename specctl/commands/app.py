@@ -24,7 +24,7 @@ from specctl.terminal.output import write_sentence
 
 
 class _Commands(GroupWithHelp):
-    """Shows the words of the command line that a usage error quotes without anything a terminal would obey."""
+    """Removes terminal control sequences from the words that a usage error quotes."""
 
     def make_context(self, *args: Any, **options: Any) -> Any:
         with _clean_usage_errors():
@@ -40,7 +40,7 @@ def _clean_usage_errors() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if hasattr(error, "format_message"):  # typer exports no class of usage errors
+        if hasattr(error, "format_message"):  # typer does not export its usage error class
             error.message = one_line(error.message)  # type: ignore[attr-defined]
             if getattr(error, "possibilities", None) is not None:
                 _suggest(error)
@@ -48,7 +48,7 @@ def _clean_usage_errors() -> Iterator[None]:
 
 
 def _suggest(error: Any) -> None:
-    """Keep the near ones of an unknown option's suggestions, or name the flag that lists all options."""
+    """Keep only close suggestions for an unknown option, or name the flag that lists all options."""
     bare = {one.lstrip("-"): one for one in error.possibilities}
     near = get_close_matches(error.option_name.lstrip("-"), bare, n=2, cutoff=0.75)
     error.possibilities = [bare[one] for one in near]
@@ -122,7 +122,7 @@ def words(
         write_sentence(f"{word.text} ({section}): {word.meaning}")
 
 
-# Every command, in the order help lists them.
+# Every command, in the order of the help.
 app.command(cls=CommandWithHelp)(generate)
 app.command(cls=CommandWithHelp)(chat)
 app.command(cls=CommandWithHelp)(serve)

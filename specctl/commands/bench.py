@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions(ServerOptions):
-    """How much it is asked."""
+    """The load on a server."""
 
     concurrency: str | None = option(
         "With --url: requests at once; all prompts are asked with each. Default: 1.", "N[,N...]"
@@ -94,7 +94,7 @@ USUAL = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchRequest:
-    """The flags of `specctl bench`; UsageError for those that do not go together."""
+    """The flags of `specctl bench`; UsageError for conflicting ones."""
 
     ctx: typer.Context
     profile: list[str] | None = option(
@@ -187,7 +187,7 @@ class BenchRequest:
 
     @property
     def batch(self) -> "Batch":
-        """How many prompts run at once."""
+        """The batch size."""
         return self.replicas.at_once or 1
 
     @property
@@ -203,16 +203,16 @@ class BenchRequest:
         return sorted(set(found))
 
     def resolve(self) -> "list[ResolvedProfile]":
-        """Every profile as the flags change it."""
+        """Every profile with the flags applied."""
         flags = {**self.sampling.flags, "prompt.chat": self.chat}
         names = self.profile or (None,)
         return [self.run.resolve(replace(self.models, profile=name), flags) for name in names]
 
     def plan(self, found: "Sequence[ResolvedProfile]") -> "Plan":
-        """What to run.
+        """The plan of the benchmark.
 
         Raises:
-            UsageError: the candidates cannot be measured as the flags say.
+            UsageError: the flags ask for a measurement that is not possible.
         """
         from specctl.benchmark.papers import runnable_papers
         from specctl.benchmark.plan import Plan
@@ -287,7 +287,7 @@ def bench(request: BenchRequest) -> None:
 
 
 def _run_or_read(request: BenchRequest) -> None:
-    """Show the results of a new run, or of a file."""
+    """Show the results of a new run or of a file."""
     from specctl.benchmark.spec_bench import ANSWER_FILES
     from specctl.observing.results import read_results
 
@@ -348,7 +348,7 @@ def _show(results: "RunSet", request: BenchRequest) -> None:
 
 
 REPLICA = "specctl.commands.bench:replica"
-"""What makes a replica that benchmarks, as `specctl.text_engine.job.Job` names it."""
+"""The factory of benchmarking replicas; see `specctl.text_engine.job.Job`."""
 
 
 def _run(request: BenchRequest, plan: "Plan", output: OutputFile | None) -> "RunSet":
@@ -407,7 +407,7 @@ def _run(request: BenchRequest, plan: "Plan", output: OutputFile | None) -> "Run
 def _starter(
     replication: Replication, plan: "Plan", progress: "TerminalProgress", *, foreign_head: bool
 ) -> "Callable[[], AbstractContextManager[TextEngine]]":
-    """What starts the replicas of a benchmark."""
+    """A function that starts the replicas of a benchmark."""
     setup = {"plan": plan, "foreign_head": foreign_head}
     others = [
         table.model_copy(update={"head": head})
@@ -454,7 +454,7 @@ def _load(plan: "Plan", expected_tokens: int, progress: "TerminalProgress", *, f
 
 
 def _measure_server(request: BenchRequest) -> None:
-    """Measure a server and show what was found, after Ctrl-C too."""
+    """Measure a server and show the results, also after Ctrl-C."""
     from specctl.profile.schema import SamplingTable
 
     settings = {

@@ -54,7 +54,7 @@ USUAL = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrateRequest:
-    """The flags of `specctl calibrate`; UsageError for those that do not go together."""
+    """The flags of `specctl calibrate`; UsageError for conflicting ones."""
 
     models: PairOptions
     policy: str | None = option(
@@ -129,29 +129,29 @@ class CalibrateRequest:
 
     @property
     def several(self) -> bool:
-        """Whether several drafts are compared."""
+        """Whether several profiles are compared."""
         return bool(self.against or self.tokens)
 
     @property
     def at_once(self) -> "Batch":
-        """How many prompts are answered at once."""
+        """The batch size of answers."""
         return batch_sizes(self.batch)[0]
 
     @property
     def sizes(self) -> list[int]:
-        """Numbers of texts at once, besides one, for which a setting is chosen too."""
+        """Batch sizes above 1 for which a setting is chosen too."""
         return batch_sizes(self.batch)[1]
 
     @property
     def flags(self) -> dict[str, Any]:
-        """What the flags set in a profile, by dotted key."""
+        """The profile values that the flags set, by dotted key."""
         return {**self.sampling.flags, "prompt.chat": self.chat}
 
     def resolve(self, heads: Sequence[str]) -> "ResolvedProfile":
-        """The profile as the flags change it, whose policy may need one of the ``heads`` that only --head names.
+        """The profile with the flags applied. Its policy may need one of the ``heads``, which only --head names.
 
         Raises:
-            UsageError: there is no draft, or there are several and numbers of texts.
+            UsageError: there is no draft, or there are several together with batch sizes.
         """
         try:
             found = self.run.resolve(self.models, self.flags)
@@ -167,7 +167,7 @@ class CalibrateRequest:
         return found
 
     def rivals(self, first: "ResolvedProfile") -> "list[ResolvedProfile]":
-        """The profiles that are compared, as --against or --tokens name them.
+        """The profiles to compare, from --against or --tokens.
 
         Raises:
             UsageError: --tokens is not a list of numbers.
@@ -181,7 +181,7 @@ class CalibrateRequest:
             if name != "all" and not name.isdecimal():
                 what = f"--tokens {self.tokens}: {name!r} is neither a number nor all"
                 raise UsageError(what, "such as --tokens all,2048,1024")
-            # Whether there are that many is checked once the models are known.
+            # The upper limit is checked once the models are known.
             one = self.run.resolve(self.models, self.flags if name == "all" else {**self.flags, key: int(name)})
             if name == "all" and one.profile.draft is not None and one.profile.draft.levels[-1].tokens is not None:
                 raise UsageError(f"--tokens all: the profile {one.name} sets {key}", "take it out of the profile")
@@ -189,7 +189,7 @@ class CalibrateRequest:
         return found
 
     def drawn(self, seed: int) -> "tuple[Suite, int]":
-        """The prompts that choose and report, and the number that they were drawn from; says how many are left out."""
+        """The prompts that choose and report, and the number before sampling; prints how many are left out."""
         from specctl.prompts.suites import sample
 
         offered, samples = self.prompts.chosen(seed), self.samples
@@ -205,7 +205,7 @@ class CalibrateRequest:
 
 @dataclass(frozen=True, slots=True)
 class _Files:
-    """Where the calibrated profile goes, and how often tokens occur in what the target wrote; None for nowhere."""
+    """The output files for the calibrated profile and for token counts of the target's output; None to write none."""
 
     profile: OutputFile | None
     counts: OutputFile | None
@@ -215,8 +215,8 @@ class _Files:
 def calibrate(request: CalibrateRequest) -> None:
     """Find the stopping policy and threshold that are fastest on this pair, this machine and these prompts.
 
-    The models run once. Every setting is replayed exactly on what they wrote and priced with costs measured here. Half
-    of the prompts choose the setting, the other half report its speed.
+    The models run once. Every setting is replayed exactly on their output and priced with costs measured here. Half of
+    the prompts choose the setting, the other half report its speed.
 
     Examples:
 
@@ -309,7 +309,7 @@ def _calibrate_one(
 
 
 COUNTS = ".counts.json"
-"""Replaces the suffix of the calibrated profile's name in the name of the file with token counts."""
+"""Suffix of the token count file; replaces the suffix of the calibrated profile's name."""
 
 
 def _decide(
@@ -326,7 +326,7 @@ def _decide(
     *,
     verify: bool,
 ) -> "Decision":
-    """Collect the traces of the prompts, if there are any, search, and run the winner live."""
+    """Collect the traces of the prompts, if any, search, and run the winner live."""
     from specctl.calibration.decision import decide
     from specctl.terminal.progress import resumable
 
@@ -350,14 +350,14 @@ def _decide(
 
 
 def _facts(traces: "TraceSet") -> dict[str, Any]:
-    """Where and how a calibration by this command was made."""
+    """The conditions of this calibration."""
     from specctl.calibration.calibrated import facts_of
 
     return facts_of(traces, shlex.join(["specctl", *sys.argv[1:]]))
 
 
 def _write_profile(resolved: "ResolvedProfile", decision: "Decision", files: _Files, *, quiet: bool) -> None:
-    """Write the calibrated profile, and unless quiet say how to use it."""
+    """Write the calibrated profile and, unless quiet, print how to use it."""
     from specctl.calibration.calibrated import calibrated_profile, profile_text
     from specctl.models.files.token_counts import TokenCounts
 
@@ -380,7 +380,7 @@ def _show_one(
     exports: "Exports | None",
     files: _Files,
 ) -> None:
-    """Print the outcome, as tables with what to copy or as one JSON object, and write profile and report."""
+    """Print the outcome as tables with settings to copy, or as one JSON object; write profile and report."""
     import tomli_w
 
     from specctl.calibration.calibrated import draft_table
@@ -413,7 +413,7 @@ def _show_one(
         raise KeyboardInterrupt
 
 
-REPLICA = "specctl.commands.calibrate:replica"  # What makes such a replica, as `specctl.text_engine.job.Job` names it
+REPLICA = "specctl.commands.calibrate:replica"  # The factory of such replicas; see `specctl.text_engine.job.Job`
 
 
 def replica(*, number: int, profile: "Profile", heads: Sequence[str], depth: int, foreign_head: bool) -> "Answer":
@@ -433,7 +433,7 @@ def replica(*, number: int, profile: "Profile", heads: Sequence[str], depth: int
 
 
 def _calibrate_several(request: CalibrateRequest, rivals: "Sequence[ResolvedProfile]", files: _Files) -> None:
-    """Calibrate each profile's drafts on the same prompts, run the chosen settings in turn, and show which to use."""
+    """Calibrate each profile's drafts on the same prompts, run the chosen settings in turn, and recommend one."""
     from specctl.calibration.compared_settings import compared_settings, computed_by, recordable
     from specctl.calibration.several_drafts import Entrant, candidates_of_entrants, predicted, run_live
     from specctl.observing.candidates import require_one_target
@@ -528,17 +528,17 @@ def _show_several(
 def export_order(
     names: Sequence[str], costs: Sequence[str], profile: "Profile", sizes: Sequence[int] = ()
 ) -> "ExportRequest | None":
-    """What to export, checked before a model is loaded; None for nothing.
+    """The exports asked for, checked before a model is loaded; None for none.
 
     Args:
         names: of engines.
-        costs: the texts of ``--costs``, for several texts at once with their number before a colon.
+        costs: the values of ``--costs``, with a batch size before a colon for several texts at once.
         profile: with a draft.
-        sizes: numbers of texts at once, from 2 on, for which lengths are exported.
+        sizes: batch sizes, from 2, for which lengths are exported.
 
     Raises:
-        UsageError: an engine is not known, takes no such draft or samples by a rule that cannot be replayed; the draft
-            is a lookup or not the only one; or the costs are invalid or have no engine.
+        UsageError: an engine is unknown, does not support the draft or samples by a rule that cannot be replayed; the
+            draft is a lookup or not the only one; or the costs are invalid or have no engine.
         ModelError: a model cannot be found.
     """
     if not names:
@@ -588,7 +588,7 @@ def export_order(
 
 
 def _others(head: str) -> str:
-    """The engines that take such a head, as the end of a hint."""
+    """The engines that support such a head, as the end of a hint."""
     from specctl.export.engines import ENGINES
 
     taking = [f"--export {engine.name}" for engine in ENGINES.values() if head in engine.heads]

@@ -34,7 +34,7 @@ USUAL = "profile target draft policy max_new_tokens temperature chat_ system liv
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest:
-    """The flags of `specctl chat`; UsageError for those that do not go together."""
+    """The flags of `specctl chat`; UsageError for conflicting ones."""
 
     ctx: typer.Context
     models: PairOptions
@@ -59,13 +59,13 @@ class ChatRequest:
 
     @property
     def flags(self) -> dict[str, Any]:
-        """What the flags set in a profile, by dotted key."""
+        """The profile values that the flags set, by dotted key."""
         own = {"prompt.chat": self.chat_, "prompt.system": self.system}
         return {**self.sampling.flags, **policy_flag(self.policy), **own}
 
     @property
     def person(self) -> bool:
-        """Whether someone types."""
+        """Whether a person types the turns."""
         return sys.stdin.isatty()
 
 

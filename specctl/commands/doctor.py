@@ -40,7 +40,7 @@ USUAL = "profile target draft set_ run devices memory find_draft folders json_" 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoctorRequest:
-    """The flags of `specctl doctor`; UsageError for those that do not go together."""
+    """The flags of `specctl doctor`; UsageError for conflicting ones."""
 
     models: PairOptions
     options: Annotated[RunOptions, But(("check", "force", "foreign_head"))]
@@ -153,14 +153,14 @@ def _try_out(profile: "Profile") -> "tuple[Trial, Threads | None]":
 
 
 def _threads_line(threads: "Threads | None") -> str:
-    """With how many threads passes on the CPU run, in one line."""
+    """The number of threads for passes on the CPU, in one line."""
     from specctl.processes import cores_text, usable_cores
 
     return f"Threads: {threads or f'measured on {cores_text(usable_cores())} when the models are loaded'}."
 
 
 def _run_line(tried: "Trial") -> str:
-    """What a trial showed, in one line."""
+    """The result of a trial, in one line."""
     parts = [f"{tried.tokens} tokens: the target alone {tried.alone_per_second:.1f} tokens/s"]
     if tried.same is not None and tried.drafted_per_second is not None:
         same = "the same tokens" if tried.same else "OTHER tokens (rounding decides between near ties)"
@@ -171,7 +171,7 @@ def _run_line(tried: "Trial") -> str:
 
 
 def _pass_lines(tried: "Trial") -> list[str]:
-    """How long each model's passes take, by engine."""
+    """The pass times of each model, by engine."""
     lines = []
     for model, engines in groupby(tried.passes, attrgetter("model")):
         told = []
@@ -230,7 +230,7 @@ def _plain(
 
 
 def _head_line(facts: "ModelFacts") -> str:
-    """What a draft head reads and drafts, in one line."""
+    """The inputs and outputs of a draft head, in one line."""
     if facts.draft_head is None:
         return "-"
     parts: list[str] = [facts.draft_head]
@@ -243,7 +243,7 @@ def _head_line(facts: "ModelFacts") -> str:
 
 
 def _tokens_line(facts: "ModelFacts") -> str:
-    """How many tokens a draft can write, in one line."""
+    """The number of tokens that a draft can write, in one line."""
     if facts.covered is None or facts.covers is None or facts.draft_tokens is None:
         return "all tokens"
     told = f"{facts.covered:.1%} of those counted, {facts.covers:.0%} expected of other texts"
@@ -251,7 +251,7 @@ def _tokens_line(facts: "ModelFacts") -> str:
 
 
 _CHECKED = {None: "-", True: "as in one pass", False: "checked when it is first loaded"}
-"""Whether a target computes the same for a text in whatever passes it is read."""
+"""Whether a target computes the same results for a text however it is split into passes."""
 
 
 def _model_rows(facts: "ModelFacts", report: "Diagnosis") -> Facts:
@@ -309,7 +309,7 @@ def _versions(report: "Diagnosis") -> str:
 
 
 def verdict(report: "Diagnosis", tried: "Trial | None" = None) -> list[tuple[str, str]]:
-    """The closing lines, each with its style."""
+    """The last lines, each with its style."""
     lines = []
     if report.shared_vocabulary:
         lines.append((f"Tokenizers agree on {report.shared_vocabulary:,} tokens.", ""))
@@ -325,22 +325,22 @@ def verdict(report: "Diagnosis", tried: "Trial | None" = None) -> list[tuple[str
     return [*lines, (f"Verdict: cannot run, {count} problem{'s'[: count > 1]}.", "bold red")]
 
 
-Section = tuple[str, dict[str, str]]  # A title and rows
+Section = tuple[str, dict[str, str]]  # A title with its rows
 
 
 @dataclass(frozen=True, slots=True)
 class Devices:
     """A profile's models on a machine's devices; the last four are empty for models with problems."""
 
-    graphics: "Graphics | None"  # the cards, and what torch makes of them; None for another machine than this one
+    graphics: "Graphics | None"  # the GPUs and torch's support for them; None for another machine
     bandwidths: "Mapping[str, Bandwidth | None]"  # by device
     models: "Sequence[Expectation]"  # the target first
-    rooms: "Sequence[Room]"  # by device, what the models take of its memory
-    outlook: "Outlook | None"  # what drafts can bring; None for models with problems
+    rooms: "Sequence[Room]"  # by device, the memory that the models need
+    outlook: "Outlook | None"  # the possible speedup by drafts; None for models with problems
 
     @property
     def document(self) -> dict[str, Any]:
-        """The same as plain values."""
+        """These facts as plain values."""
         found = asdict(self)
         if self.graphics is not None:
             found["graphics"]["obstacles"] = self.graphics.obstacles
@@ -348,7 +348,7 @@ class Devices:
 
 
 def examine_devices(profile: "Profile", report: "Diagnosis", graphics: "Graphics | None") -> Devices:
-    """What a profile's models will take of the devices of their diagnosis, and how fast these can be.
+    """The memory that a profile's models need on the diagnosed devices, and their speed limits.
 
     Devices that torch can use are measured, which takes a fraction of a second each.
     """
@@ -361,7 +361,7 @@ def examine_devices(profile: "Profile", report: "Diagnosis", graphics: "Graphics
     models = expectations(profile, report)
     taken = rooms(models, report.devices)
     usable = 0 if graphics is None else graphics.usable
-    # Of another machine, the CPU too unless it is this one's.
+    # With another machine's GPUs, only the CPU can be this one's.
     here = {"cpu"} if report.here or report.devices[-1].label != DESCRIBED else set()
     here |= {f"cuda:{index}" for index in range(usable)}
     held = {room.device: room.weights for room in taken}
@@ -374,7 +374,7 @@ def examine_devices(profile: "Profile", report: "Diagnosis", graphics: "Graphics
 
 
 def device_sections(found: Devices) -> Iterator[Section]:
-    """What is shown, in order: the cards, each device, each model, and what drafts can bring."""
+    """The sections in order: the GPUs, each device, each model, and the possible speedup by drafts."""
     from specctl.printable import gib
 
     if found.graphics is not None:
@@ -466,17 +466,17 @@ def _from(rate: float | None) -> str:
 
 
 def milliseconds(value: float | None) -> str:
-    """A time in words; unknown for None."""
+    """A time as text; unknown for None."""
     if value is None:
         return "unknown"
     return f"{value:.2g} ms" if value < 10 else f"{value:,.0f} ms"
 
 
-SHOWN = 5  # How many of the rejected models are shown with the reason
+SHOWN = 5  # Number of rejected models shown with the reason
 
 
 def draft_sections(found: "DraftSearch") -> "Iterator[Section]":
-    """What is shown, in order: each candidate, what was left out, and what to run next."""
+    """The sections in order: the candidates, the rejected models, and the command to run next."""
     for one in found.candidates:
         yield f"draft {one.model}", dict(_candidate(one))
     if found.left_out:

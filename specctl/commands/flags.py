@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from specctl.text_engine.row_count import Batch
 
 
-SAMPLING, PROMPTS = "Sampling", "Prompts"  # Headings of the help for options that most runs leave out
+SAMPLING, PROMPTS = "Sampling", "Prompts"  # Help headings of options that most runs leave out
 
 
 def complete_profile(incomplete: str) -> list[tuple[str, str]]:
@@ -44,7 +44,7 @@ def _description(path: Path) -> str:
         # Reading a pipe would wait for its writer.
         description = tomllib.loads(path.read_text(encoding="utf-8") if path.is_file() else "").get("description", "")
     except (OSError, ValueError, RecursionError):
-        return ""  # a shell that completes a name cannot show an error
+        return ""  # completion in a shell cannot show an error
     return " ".join(one_line(str(description)).split())
 
 
@@ -109,7 +109,7 @@ def warn_never_stopping(settings: "Iterable[Setting]") -> None:
 
 
 def warn_unused(resolved: "Sequence[ResolvedProfile]") -> None:
-    """Warn of settings of further profiles that the first one decides: a run has one engine and one way to sample."""
+    """Warn of settings ignored in further profiles: the first one sets the engine and the sampling."""
     from specctl.reporting.placing import listed
 
     first, *others = resolved
@@ -120,7 +120,7 @@ def warn_unused(resolved: "Sequence[ResolvedProfile]") -> None:
 
 
 def text_of(path: Path, what: str) -> str:
-    """The text of a small file that an option names; raises UsageError, whose message contains ``what``."""
+    """The text of a small file; raises UsageError, whose message names the file as ``what``."""
     try:
         return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeError) as error:
@@ -129,7 +129,7 @@ def text_of(path: Path, what: str) -> str:
 
 
 def schema_of(path: Path) -> Any:
-    """The JSON schema in a file; raises UsageError where it is not one."""
+    """The JSON schema in a file; raises UsageError for other content."""
     try:
         schema = json.loads(text_of(path, "the JSON schema"))
     except (ValueError, RecursionError) as error:
@@ -144,7 +144,7 @@ LIMIT = "Most new tokens {}. Default: profile, else 256."
 
 @dataclass(frozen=True, slots=True)
 class PairOptions:
-    """Which models."""
+    """Options that choose models."""
 
     profile: str | None = option(
         "The models and their settings, by name or path. Default: --target and --draft, else SPECCTL_PROFILE, else the "
@@ -166,7 +166,7 @@ class PairOptions:
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """What of the profile is replaced, and how it runs."""
+    """Options that override profile values or decide how passes run."""
 
     set_: SetOption = None
     engine: str | None = option(
@@ -202,9 +202,9 @@ class RunOptions:
     )
 
     def resolve(self, models: PairOptions, flags: Mapping[str, Any] = MappingProxyType({})) -> "ResolvedProfile":
-        """The profile of these models as these options and ``flags`` change it, by dotted key.
+        """The profile of these models with these options and ``flags`` applied; ``flags`` are by dotted key.
 
-        Warns where a profile of ./profiles hides another, and of what a profile says about models that flags replace.
+        Warns if a profile in ./profiles hides another, and of profile values about models that flags replace.
         """
         from specctl.profile import resolve
 
@@ -225,7 +225,7 @@ class RunOptions:
 
 @dataclass(frozen=True, slots=True)
 class SamplingOptions:
-    """How texts are sampled."""
+    """Options of sampling."""
 
     panel = SAMPLING
     max_new_tokens: int | None = option(
@@ -270,10 +270,10 @@ class SamplingOptions:
 
     @property
     def flags(self) -> dict[str, Any]:
-        """What they set in a profile, by dotted key; None is an option that was not given.
+        """The profile values that they set, by dotted key; None for an option that was not given.
 
         Raises:
-            UsageError: a file of a grammar cannot be read.
+            UsageError: a grammar file cannot be read.
         """
         values = {f"sampling.{one.name}": getattr(self, one.name) for one in fields(self)}
         return {
@@ -285,13 +285,13 @@ class SamplingOptions:
 
 
 FewSamplingOptions = Annotated[SamplingOptions, But((*FILTERS, "stop", "logprobs", *GRAMMARS))]
-"""Without those that shape the distribution and the end of a text."""
-LimitOptions = Annotated[FewSamplingOptions, But(("temperature", "verification", "seed"))]  # The length of texts alone
+"""The sampling options without those that shape the distribution or end a text."""
+LimitOptions = Annotated[FewSamplingOptions, But(("temperature", "verification", "seed"))]  # The length alone
 
 
 @dataclass(frozen=True, slots=True)
 class ShowOptions:
-    """What is shown of the outcome."""
+    """Options of the output on the screen."""
 
     report: Path | None = option("Write report.md, report.html and figures here.", "DIR")
     json_: JsonOption = False
@@ -305,7 +305,7 @@ class ShowOptions:
     quiet: bool = option("Print only warnings and errors on standard error.", "--quiet -q", default=False)
 
     def outcome(self, document: Any, tables: "Iterable[Table]", *texts: str) -> None:
-        """Print a JSON document, or tables followed by lines of text, as --json decides."""
+        """Print a JSON document with --json, else tables followed by lines of text."""
         from rich.console import Console
 
         from specctl.files import write_line
@@ -315,7 +315,7 @@ class ShowOptions:
             write_line(sys.stdout, document)
             return
         print_tables(Console(), tables)
-        for text in texts:  # what has several lines is copied as it is
+        for text in texts:  # several lines are meant to be copied unchanged
             (write_out if "\n" in text else write_sentence)(text)
 
     def document(
@@ -328,14 +328,14 @@ class ShowOptions:
         command: str,
         verdict: str = "",
     ) -> None:
-        """Write the report where one is asked for, with the arguments of `write_document`, and say which files."""
+        """Write the report if one is requested, with the arguments of `write_document`, and print its files."""
         if self.report is not None:
             from specctl.reporting.document import write_document
 
             self.written(write_document(title, tables, pictures, facts, self.report, command=command, verdict=verdict))
 
     def written(self, paths: "Iterable[Path]") -> None:
-        """Print which files were written, unless --quiet; one line for all figures, which have two files each."""
+        """Print the written files, unless --quiet; all figures, with two files each, share one line."""
         figures: dict[Path, list[str]] = {}
         for path in () if self.quiet else paths:
             if path.suffix in (".png", ".svg"):
@@ -356,7 +356,7 @@ class ShowOptions:
 
 @dataclass(frozen=True, slots=True)
 class PromptOptions:
-    """Which prompts."""
+    """Options that choose prompts."""
 
     panel = PROMPTS
     suite: str | None = option(
@@ -369,7 +369,7 @@ class PromptOptions:
     samples_per_category: int | None = option("Use a seeded random sample of N prompts per category.", "N", min=1)
 
     def read_by(self, outputs: Outputs) -> None:
-        """Keep the files that they name from being an output."""
+        """Protect the named input files from being an output."""
         outputs.reads("input", self.input_)
         outputs.reads("data", self.data)
 
@@ -395,7 +395,7 @@ class PromptOptions:
 
 
 def protect_profile(outputs: Outputs, resolved: "ResolvedProfile", *, heads: bool = True) -> None:
-    """Keep a profile's files and those of its models and heads, where heads are read, from being an output."""
+    """Protect a profile's files, those of its models and, if heads are read, those of heads from being an output."""
     for file in resolved.files:
         outputs.protect("profile", file)
     profile = resolved.profile
@@ -408,7 +408,7 @@ def protect_profile(outputs: Outputs, resolved: "ResolvedProfile", *, heads: boo
 
 
 def open_report(outputs: Outputs, folder: Path | None) -> None:
-    """Make, check and lock the folder of a report; raises UsageError also where figures cannot be drawn."""
+    """Make, check and lock the folder of a report; raises UsageError also if figures cannot be drawn."""
     if folder is None:
         return
     from specctl.reporting.document import REPORT_FILES
@@ -424,16 +424,16 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 @dataclass(frozen=True, slots=True)
 class Replication:
-    """Replicas as the flags describe them."""
+    """The replicas that the flags describe."""
 
-    workers: int | Literal["auto"]  # how many replicas
-    cluster: str | None = None  # where Ray is; None for processes of this machine
-    warm_seconds: float = 0.0  # how long replicas stay in the cluster without work; 0 to end them with the command
+    workers: int | Literal["auto"]  # number of replicas
+    cluster: str | None = None  # address of Ray; None for processes on this machine
+    warm_seconds: float = 0.0  # time that idle replicas stay in the cluster; 0 to end them with the command
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaOptions:
-    """Replicas of the pair."""
+    """Options of replicas of the pair."""
 
     panel = REPLICAS
     workers: str | None = option(
@@ -457,7 +457,7 @@ class ReplicaOptions:
 
     @property
     def at_once(self) -> "Batch | None":
-        """The value of --batch; None without it. Raises UsageError for another word."""
+        """The value of --batch; None without it. Raises UsageError for an invalid one."""
         if self.batch is None:
             return None
         if self.batch == "auto":
@@ -498,7 +498,7 @@ def _seconds(duration: str) -> float:
 
 
 def batch_sizes(text: str | None) -> "tuple[Batch, list[int]]":
-    """How many texts are answered at once, and the numbers of texts that a calibration is for besides one.
+    """The batch size of answers, and the batch sizes above 1 that a calibration is for.
 
     Raises:
         UsageError: the text is neither a list of numbers nor ``auto``.
@@ -513,14 +513,14 @@ def batch_sizes(text: str | None) -> "tuple[Batch, list[int]]":
     return max([1, *numbers]), numbers
 
 
-FewReplicaOptions = Annotated[ReplicaOptions, But(("keep_warm",))]  # For commands that end their replicas
+FewReplicaOptions = Annotated[ReplicaOptions, But(("keep_warm",))]  # Omitted by commands that end their replicas
 BareReplicaOptions = Annotated[ReplicaOptions, But(("keep_warm", "batch"))]
-"""For commands that end their replicas and have a --batch of their own."""
+"""Omitted by commands that end their replicas and have a --batch of their own."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """A server to ask in place of models of one's own."""
+    """Options of a server that replaces local models."""
 
     panel = "A server"
     url: str | None = option(

@@ -42,7 +42,7 @@ RECORDS, SHOWN = "Records", "What is shown"
 
 @dataclass(frozen=True, slots=True)
 class RecordOptions:
-    """Which records are answered, and where the results go."""
+    """Options of records and results."""
 
     panel = RECORDS
     input_: str | None = option(
@@ -70,7 +70,7 @@ class RecordOptions:
 
 @dataclass(frozen=True, slots=True)
 class ResultOptions:
-    """What a result holds, and what is shown next to it."""
+    """Options of a result's fields and of the display."""
 
     panel = SHOWN
     json_: bool = option("Print the result for PROMPT as one JSON document.", "--json", default=False)
@@ -97,7 +97,7 @@ USUAL = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateRequest:
-    """The flags of `specctl generate`; UsageError for those that do not go together."""
+    """The flags of `specctl generate`; UsageError for conflicting ones."""
 
     prompt: Annotated[
         str | None,
@@ -156,19 +156,19 @@ class GenerateRequest:
 
     @property
     def prompt_file(self) -> str | None:
-        """The file that holds the prompt, ``-`` for standard input; None where the command line does."""
+        """The file with the prompt, ``-`` for standard input; None if the command line has it."""
         return "-" if self.prompt == "-" else self.file
 
     @property
     def batch(self) -> "Batch":
-        """How many records are answered at once."""
-        # Where results and a panel share the terminal, it is left to each of them in turn.
+        """The batch size of answers."""
+        # One at a time if results and a panel share the terminal.
         in_turn = bool(self.results.live) and self.records.output == "-" and sys.stdout.isatty()
         asked = self.replicas.at_once
         return 1 if in_turn or (asked is None and self.replicas.replication is not None) else asked or "auto"
 
     def resolve(self) -> "ResolvedProfile":
-        """The profile as the flags change it; raises UsageError for a system prompt without a chat template."""
+        """The profile with the flags applied; raises UsageError for a system prompt without a chat template."""
         own = {"prompt.chat": self.chat, "prompt.system": self.system}
         found = self.run.resolve(self.models, {**self.sampling.flags, **policy_flag(self.policy), **own})
         told = found.profile.prompt
@@ -259,7 +259,7 @@ def _answer_records(
     traced: OutputFile | None,
     progress: "TerminalProgress",
 ) -> bool:
-    """Answer records; whether all of them could be."""
+    """Answer records; returns whether all succeeded."""
     from specctl.commands.record_run import RecordRun
     from specctl.commands.watching import view_of, watch_with
     from specctl.observing.record_stream import RecordStream
@@ -308,7 +308,7 @@ def _answer_records(
         taken: Iterable[Any] = several.records(source if total is not None else apart(source))
         if total is None:
             taken = arriving(taken, engine.wake)
-        # Results and panels on the same terminal show the progress themselves.
+        # Results and panels on the same terminal already show progress.
         silent = results.live or (records.output == "-" and sys.stdout.isatty())
         bar = TerminalProgress(console, False) if silent else progress
         kept = None if show.quiet or records.output == "-" else records.output

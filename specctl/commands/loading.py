@@ -43,16 +43,16 @@ def load(
     torch_weights: bool = False,
     models: bool = True,
 ) -> "Pair":
-    """Load the pair of a profile; compile or capture its passes where the profile wants that.
+    """Load the pair of a profile; compile or capture its passes if the profile asks for it.
 
     Args:
-        profile: names the models and how their passes run.
+        profile: the models and the way their passes run.
         progress: shows what is loaded.
         expected_tokens: number of tokens to generate in all, 0 if unknown; decides whether compiling pays.
         drafts, above, heads, with_predictors: see `load_pair`.
         foreign_head: use heads that were trained on another draft, with a warning.
-        tree: the size of the trees that drafts are to be, None for chains, or what the profile says.
-        longest: the most tokens drafted in a round; None for what the profile says.
+        tree: the size of draft trees, None for chains, or ``"profile"`` for the profile's value.
+        longest: the most tokens drafted in a round; None for the profile's value.
         quiet: show only warnings.
         torch_weights: see `load_pair`: whether the transformers models run too.
         models: see `load_pair`.
@@ -88,7 +88,7 @@ def load(
             if tree is not None and (why := runner.no_trees):
                 notice(f"drafts are not trees: the {role} reads chains only, because {why}")
                 break
-        # On CUDA also what is not captured: libraries and kernels are loaded by the first pass of each kind.
+        # On CUDA also without graphs, because the first pass of each kind loads libraries and kernels.
         if pair.preparing_seconds is not None or pair.target.device.type == "cuda":
             from specctl.decoding.warming import warm_up
 
@@ -98,7 +98,7 @@ def load(
     return pair
 
 
-PLACES = 16  # Questions that each replica gets at once where it decides itself how many it answers
+PLACES = 16  # Questions sent to each replica at once if it chooses its own batch size
 
 
 @contextmanager
@@ -120,22 +120,22 @@ def start_replicas(
     """Start replicas, and wait until the first of them is ready.
 
     Args:
-        replication: how many, and where.
+        replication: the number of replicas and their place.
         profile: of the pair.
         maker: see `specctl.text_engine.job.Job`.
-        setup: of the job, without the profile and its share of the tokens.
+        setup: arguments of the job, without the profile and its share of the tokens.
         progress: shows that they are starting.
         expected_tokens: number of tokens to generate in all, 0 if unknown; None for a job that does not ask.
-        others: drafts and heads that are loaded besides the profile's.
-        spare: whether this process has loaded a pair itself: where there are more GPUs, those stay its own.
+        others: further drafts and heads to load.
+        spare: whether this process has loaded a pair itself; then it keeps its GPUs if there are others.
         exclusive: whether nothing may share a replica's devices, because it measures time.
-        batch: how many questions each answers at once; its job receives the number too.
+        batch: the number of questions that each answers at once; its job receives the number too.
         places: the most questions sent to each at once; by default ``batch``.
         restarts: see `Job`.
 
     Raises:
-        UsageError: they do not fit on this machine, or Ray is missing or not there.
-        SpecctlError: they cannot be loaded, or are not here.
+        UsageError: they do not fit on this machine, or Ray is missing or cannot be reached.
+        SpecctlError: the models cannot be loaded or found.
     """
     from specctl.text_engine.engine import wait_until_ready
     from specctl.text_engine.job import Job, Sources, gpus_here, gpus_needed, require_gpus, shares
@@ -179,7 +179,7 @@ def start_replicas(
                 f"{len(each)} replicas would share {len(gpus)} GPUs, and times would be those of sharing",
                 f"use --workers {max(1, len(gpus) // needed)}, or leave it out",
             )
-        # Who shares a GPU must see what the one before has taken; what is compiled or fetched is so only once.
+        # One by one: replicas that share a GPU must see the memory taken before, and compile or fetch only once.
         one_by_one = not all(share.alone for share in each) or profile.compile is True
         environments = [share.environment for share in each]
         replicas = ProcessEngine(
@@ -192,21 +192,21 @@ def start_replicas(
 
 
 REPLICA = "specctl.commands.loading:replica"
-"""What makes a replica that answers records, as `specctl.text_engine.job.Job` names it."""
+"""The factory of replicas that answer records; see `specctl.text_engine.job.Job`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answering:
-    """A loaded pair and how it answers records."""
+    """A loaded pair with the settings for answering records."""
 
     pair: "Pair"  # loaded models
-    profile: "Profile"  # how they are used, with the draft that is at work
+    profile: "Profile"  # their settings, with the draft in use
     prompts: "PromptFormat"  # makes prompts
     signals: "frozenset[Signal]"  # to record though no policy reads them
     traced: bool  # whether rounds are traced
 
     def answerer(self, pair: "Pair | None" = None) -> "Answerer":
-        """One whose policies have not learnt anything yet, over the pair or another one of the same models."""
+        """A new answerer with fresh policies, for the pair or another one of the same models."""
         from specctl.decoding.answers import Answerer, NamedDrafters
         from specctl.decoding.session import Session
 
@@ -220,7 +220,7 @@ class Answering:
         return Answerer(session, self.prompts, self.profile.sampling, begin)
 
     def engine(self, asked: "Batch", records: int | None, watch: "Watch | None" = None) -> "TextEngine":
-        """Answers records with the pair, several at once where that is requested or pays."""
+        """Answers records with the pair, several at once if that is requested or faster."""
         from specctl.observing.record_stream import record_writer
         from specctl.text_engine.here import HereEngine, Rows
         from specctl.text_engine.pair_rows import why_alone
@@ -245,7 +245,7 @@ class Answering:
 
     @property
     def _keeps(self) -> bool:
-        """Whether a prompt is read only from where it differs from a text before it, which changes roundings."""
+        """Whether prefixes shared with earlier texts stay cached, which changes rounding."""
         return not self.profile.deterministic
 
 
@@ -258,9 +258,9 @@ def load_answering(
     foreign_head: bool,
     expected_tokens: int,
 ) -> Answering:
-    """Load the models that the profile's policies use; with ``traced``, every signal that can be read is recorded."""
+    """Load the models that the profile's policies use; with ``traced``, every available signal is recorded."""
     draft = profile.draft.at_work() if profile.draft is not None else None
-    profile = profile.model_copy(update={"draft": draft})  # a draft that never runs need not be loaded
+    profile = profile.model_copy(update={"draft": draft})  # drafts that never run are not loaded
     with_predictors = traced or (draft is not None and draft.setting.needs_predictors)
     pair = load(
         profile,
@@ -304,7 +304,7 @@ def replica(
 
 
 SERVED_REPLICA = "specctl.commands.loading:served_replica"
-"""What makes a replica that writes a server's texts, as `specctl.text_engine.job.Job` names it."""
+"""The factory of a server's replicas; see `specctl.text_engine.job.Job`."""
 
 
 def load_served(
@@ -317,7 +317,7 @@ def load_served(
     foreign_head: bool,
     compiles: bool = False,
 ) -> "Served":
-    """Load a pair, and find how many texts it writes at once."""
+    """Load a pair, and find its batch size."""
     from specctl.serving.served import Served
     from specctl.text_engine.row_count import MOST, chosen_passes
 
@@ -341,7 +341,7 @@ def served_replicas(
     quiet: bool,
     foreign_head: bool,
 ) -> "Iterator[Served]":
-    """Replicas of a pair, which end after the block.
+    """Replicas of a pair that end with the block.
 
     Raises:
         UsageError: they do not fit on this machine.

@@ -50,7 +50,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewRequest:
-    """The flags of `specctl profiles new`; UsageError for those that do not go together."""
+    """The flags of `specctl profiles new`; UsageError for conflicting ones."""
 
     name: Annotated[
         str | None,
@@ -89,12 +89,12 @@ class NewRequest:
 
     @property
     def asks(self) -> bool:
-        """Whether a person is asked for what is missing."""
+        """Whether to ask a person for missing values."""
         return self.target is None or not self.drafts
 
     @property
     def settings(self) -> dict[str, Any] | None:
-        """The policy as a profile writes it; None for the default."""
+        """The policy as in a profile; None for the default."""
         return None if self.policy is None else parse_policy(self.policy)
 
 
@@ -175,7 +175,7 @@ def _require_ready(profile: "Profile") -> None:
 
 
 def _wants_template(profile: "Profile", chat: bool | None, asks: bool) -> bool | None:
-    """Whether prompts go through the chat template; None to leave that to the rule, as the tokenizer is not here."""
+    """Whether prompts go through the chat template; None for the default rule if there is no tokenizer here."""
     from specctl.models.loading.model import load_tokenizer
 
     if chat is False:
@@ -198,7 +198,7 @@ def _wants_template(profile: "Profile", chat: bool | None, asks: bool) -> bool |
 
 
 def _ask(question: str, default: str | None = None, check: Callable[[str], object] = lambda _: None) -> str:
-    """Ask until the answer passes the check, which raises SpecctlError."""
+    """Ask until the check accepts the answer; it raises SpecctlError otherwise."""
     while True:
         answer: str = _answered(lambda: typer.prompt(question, default=default, err=True)).strip()
         try:
@@ -210,7 +210,7 @@ def _ask(question: str, default: str | None = None, check: Callable[[str], objec
 
 
 def _answered(ask: Callable[[], T]) -> T:
-    """Ask; after an end of the input or an interrupt, report that nothing was written."""
+    """Ask a question. At the end of input or after Ctrl-C, report that nothing was written."""
     try:
         return ask()
     except typer.Abort as stop:
@@ -222,7 +222,7 @@ def _answered(ask: Callable[[], T]) -> T:
 
 
 def _findable(model: str) -> str:
-    """A folder as an absolute path, since a profile can be used from any directory; else the name itself."""
+    """A folder as an absolute path, because a profile is used from any directory; another name unchanged."""
     folder = Path(model).expanduser()
     return str(folder.absolute()) if folder.is_dir() else model
 
@@ -233,7 +233,7 @@ def _name_for(target: str, draft: str) -> str:
 
 
 def _path_of(name: str, force: bool) -> Path:
-    """Where a profile of this name goes; raises SpecctlError if it cannot."""
+    """The file for a profile of this name; raises SpecctlError if the name is taken or invalid."""
     if is_path(name) or not name.strip():
         raise UsageError(f"{name!r} is not a name for a profile", "name a file with --output FILE")
     path = user_directory() / f"{name}.toml"
@@ -308,7 +308,7 @@ def show(
     as_json: JsonOption = False,
 ) -> None:
     """Show all values of a profile, with the origin of each."""
-    # It is shown, and runs nothing.
+    # safe, because showing a profile runs nothing
     resolved = RunOptions(overrides, trust_remote_code=True).resolve(replace(models, profile=name))
     if as_json:
         _print_json(_document(resolved))
@@ -341,7 +341,7 @@ def path(name: ProfileArgument = None) -> None:
 
 
 def _bare_environment() -> dict[str, str]:
-    """The environment without overrides of profile values, so that only the file counts."""
+    """The environment without overrides of profile values, so that only the file is checked."""
     return {name: value for name, value in os.environ.items() if not name.startswith(ENVIRONMENT_PREFIX)}
 
 

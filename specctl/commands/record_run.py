@@ -1,4 +1,4 @@
-"""A run of `generate` over records: what an earlier one left, what makes this one, and its summary."""
+"""A run of `generate` over records: the state left by an earlier run, the provenance of this one, and its summary."""
 
 import os
 import time
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 
 class RecordRun:
-    """One run, from the results it finds to its summary.
+    """One run, from existing results to its summary.
 
     Attributes:
         finished: the records that an earlier run finished; None without --resume.
-        turns: the file of finished turns next to the results, where those are in a file.
-        left: how many records an earlier run left; None if that is not known, or there was none.
+        turns: the file of finished turns next to the results; None if results do not go to a file.
+        left: the number of records that an earlier run left; None if unknown, or without an earlier run.
 
     Raises:
         UsageError: the results belong to another run or to other records, or are not results.
@@ -79,7 +79,7 @@ class RecordRun:
         self.left = None if survey is None else survey.left
 
     def _find_turns(self, first: Record, *, of_this_run: bool) -> None:
-        """Look for turns of the first unanswered record; where there are no results, check whose turns they are."""
+        """Look for turns of the first unanswered record; without results, check that the turns belong to this run."""
         if self.turns is None or self._run_file is None:
             return
         self._made = self._made or self._makes()
@@ -100,7 +100,7 @@ class RecordRun:
             self._say(f"kept {counted(others, 'other result')} that {self._sink.path} has, of records of another input")
 
     def begin(self) -> None:
-        """Open the outputs for this run: cut off what an interrupt left, and record what makes the results."""
+        """Open the outputs for this run: cut off incomplete lines, and record the provenance of the results."""
         self._sink.begin()
         if self.turns is not None:
             self.turns.begin()
@@ -110,7 +110,7 @@ class RecordRun:
             self._traced.begin(self._rounds_kept)
 
     def records(self, stream: Any) -> Iterator[Record]:
-        """The records of the input; what looks like a setting and is none is warned of, once for each name."""
+        """The records of the input. Warns once for each field name that looks like a misspelt setting."""
         warned: set[str] = set()
         for record in self._distinct(stream):
             for key, value in record.data.items():
@@ -126,15 +126,15 @@ class RecordRun:
         asked, trace = self._results, self._results.trace
         shape: dict[str, Any] = {"--input-format": self._records.input_format}
         shape |= {"--rounds": asked.rounds, "--token-ids": asked.token_ids}
-        if trace not in (None, "-"):  # moved together, both are still the same run
+        if trace not in (None, "-"):  # results and trace moved together still belong to the same run
             trace = os.path.relpath(os.path.realpath(trace), os.path.dirname(os.path.realpath(self._sink.path)))
         return MadeBy.of(self._profile, **shape, **{"--trace": trace})
 
     @contextmanager
     def summing_up(self, tally: Tally) -> Iterator[None]:
-        """Print a summary of the records after the block, however it ends, if the results are in a file.
+        """Print a summary after the block, even after an error, if the results are in a file.
 
-        The time is that of the whole run, loading included.
+        Its time covers the whole run, loading included.
         """
         try:
             yield

@@ -1,4 +1,4 @@
-"""Commands as Typer takes them, made of one request object each, and what --help prints."""
+"""Typer commands made from one request dataclass each, and the text of --help."""
 
 import re
 import textwrap
@@ -16,7 +16,7 @@ from typer.core import TyperCommand, TyperGroup
 from specctl.errors import UsageError
 
 RUNNING = "How it runs"
-"""The last heading of the help, for options that most runs leave out."""
+"""The last help heading, for options that most runs leave out."""
 _EXAMPLE = re.compile(r"^\[cyan\](.*)\[/\]$")
 _RANGE = re.compile(r"^[^ ]*\bx[<>]|[<>]=?x\b")
 _SENTENCE = re.compile(r"\.(?: |$)")
@@ -43,7 +43,7 @@ class GroupWithHelp(TyperGroup):
 
 
 def print_help(command: Any, ctx: Any, *, whole: bool = False) -> None:
-    """Write a command's usage, description and options, or a group's commands, as wide as the terminal is.
+    """Write a command's usage, description and options, or a group's commands, in the width of the terminal.
 
     Args:
         command: of typer.
@@ -81,7 +81,7 @@ def help_lines(command: Any, ctx: Any, width: int, *, whole: bool = False) -> It
 
 
 def _sections(command: Any, ctx: Any, whole: bool) -> tuple[dict[str, list[tuple[str, str]]], int]:
-    """What stands under each heading: commands, arguments, options in the order of the first of each, how it runs."""
+    """The lines under each heading, headings in order of their first member: commands, arguments, options."""
     usual = getattr(command.callback, "usual", ())
     brief = bool(usual) and not whole
     found: dict[str, list[tuple[str, str]]] = {"Commands": [], "Arguments": [], "Options": []}
@@ -106,7 +106,7 @@ def _sections(command: Any, ctx: Any, whole: bool) -> tuple[dict[str, list[tuple
 
 
 def _in_brief(text: str) -> str:
-    """The first sentence, and what typer adds in brackets."""
+    """The first sentence, and typer's additions in brackets."""
     said, bracket, extras = text.rpartition(" [") if text.endswith("]") else (text, "", "")
     end = _SENTENCE.search(said)
     return f"{said[: end.start() + 1] if end else said}{bracket}{extras}"
@@ -134,13 +134,13 @@ def _columns(rows: list[tuple[str, str]], column: int, width: int) -> Iterator[s
 
 
 def _wrapped(text: str, width: int) -> list[str]:
-    """Lines of whole words: what a person types has to be read in one piece."""
+    """Lines of whole words, because words to be typed must stay in one piece."""
     return textwrap.wrap(text, max(width, 20), break_long_words=False, break_on_hyphens=False)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class But:
-    """In the annotation of a group: how its options differ in one command.
+    """In the annotation of a group: changes to its options for one command.
 
     Attributes:
         without: fields that the command does not offer; they have their defaults.
@@ -156,8 +156,8 @@ def option(text: str, spelling: str = "", *, default: Any = None, panel: str | N
 
     Args:
         text: its help.
-        spelling: its flags, if its name is not the only one, and what stands for its value: ``-t --temperature T``.
-        default: its value where it is not given; ... for an option that has to be.
+        spelling: its flags, unless its name is the only one, and a placeholder for its value: ``-t --temperature T``.
+        default: its default value; ... for a required option.
         panel: its heading in the help; by default the group's ``panel``, if it has one. Empty for none.
         more: of `typer.Option`.
     """
@@ -168,15 +168,13 @@ def option(text: str, spelling: str = "", *, default: Any = None, panel: str | N
 
 
 def grouped(*, usual: str = "") -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Make a command as Typer takes it, with a further option, --help-all.
+    """Make a Typer command from a function of one request, and add the option --help-all.
 
-    The command takes one request: a dataclass whose fields are options, or groups of options, which are dataclasses
-    too. A field is an `option`, or annotated as Typer's parameters are. A command of a few flags may have these as its
-    parameters instead.
+    The request is a dataclass. Its fields are options or groups of options; a group is a dataclass too. A field is an
+    `option`, or annotated as Typer's parameters are. A command of a few flags may have these as its parameters instead.
 
     Args:
-        usual: the names of the fields that --help shows, with spaces between; by default all. --help-all always shows
-            all of them.
+        usual: names of the fields that --help shows, separated by spaces; by default all. --help-all always shows all.
     """
     return partial(_grouped, usual.split())
 
@@ -204,7 +202,7 @@ def _grouped(usual: Sequence[str], command: Callable[..., None]) -> Callable[...
 def _flattened(
     name: str, hint: Any, default: Any, given: "But | None" = None, panel: str | None = None
 ) -> tuple[list[Parameter], Callable[[dict[str, Any]], Any]]:
-    """The parameters of a field for Typer, and what makes its value of theirs."""
+    """The Typer parameters of a field, and a function that makes the field's value from theirs."""
     kind, *extras = get_args(hint) if hasattr(hint, "__metadata__") else (hint,)
     if not (isinstance(kind, type) and is_dataclass(kind)):
         told = given.help.get(name) if given is not None else None
@@ -243,7 +241,7 @@ HelpAll = Annotated[
 
 
 def _parameter(name: str, hint: Any, given: Any, description: str | None = None, panel: str | None = None) -> Parameter:
-    """An option as Typer takes it; ``description`` is another help, ``panel`` that of its group."""
+    """An option as a Typer parameter; ``description`` replaces its help, ``panel`` is its group's panel."""
     if not given.metadata and not hasattr(hint, "__metadata__"):  # the context
         return Parameter(name, Parameter.KEYWORD_ONLY, annotation=hint)
     kind, own = (hint, given.metadata["option"]) if given.metadata else get_args(hint)
@@ -263,12 +261,12 @@ def require_unused(
 
     Args:
         ctx: of the command.
-        option: the parameter for which they have none.
-        because: why, as what follows its flag: ``runs no prompt``.
-        only: the group that has none; None for all parameters but ``option`` and ``but``.
+        option: the option that makes the others useless.
+        because: the reason, worded to follow the flag: ``runs no prompt``.
+        only: the parameters without effect; None for all but ``option`` and ``but``.
 
     Raises:
-        UsageError: one is given.
+        UsageError: one of them is given.
     """
     flags = {parameter.name: max(parameter.opts, key=len) for parameter in ctx.command.params}
     idle = {one.name for one in fields(only)} if only is not None else {*flags} - {option, *but}

@@ -29,7 +29,7 @@ KEY_VARIABLE = "SPECCTL_API_KEY"
 
 @dataclass(frozen=True, slots=True)
 class ClientOptions:
-    """Where it listens, and to whom."""
+    """Options of the address and access."""
 
     panel = "Clients"
     host: str = option("Address to listen on; 0.0.0.0 admits other machines.", "ADDRESS", default="127.0.0.1")
@@ -47,7 +47,7 @@ class ClientOptions:
 
 @dataclass(frozen=True, slots=True)
 class BoundOptions:
-    """How much may be asked."""
+    """Options of limits."""
 
     panel = "Limits"
     max_waiting: int = option("Requests that may wait; others get error 429.", "N", default=256, min=1)
@@ -66,7 +66,7 @@ USUAL = "profile target draft policy max_new_tokens temperature host port api_ke
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeRequest:
-    """The flags of `specctl serve`; UsageError for those that do not go together."""
+    """The flags of `specctl serve`; UsageError for conflicting ones."""
 
     models: PairOptions
     policy: PolicyOption = None
@@ -79,7 +79,7 @@ class ServeRequest:
 
     def __post_init__(self) -> None:
         key = self.clients.api_key
-        given = os.environ.get(KEY_VARIABLE) if key is None else key  # typer takes an empty variable for none
+        given = os.environ.get(KEY_VARIABLE) if key is None else key  # typer treats an empty variable as unset
         if given == "":
             raise UsageError("the API key is empty", f"give one, or leave --api-key and {KEY_VARIABLE} out")
         if given is not None and given != given.strip():
@@ -143,7 +143,7 @@ def serve(request: ServeRequest) -> None:
 
 
 def _require_extra() -> None:
-    """Raise UsageError without what it needs."""
+    """Raise UsageError if a required package is missing."""
     from importlib.util import find_spec
 
     if missing := [name for name in NEEDS if find_spec(name.replace("-", "_")) is None]:
@@ -154,7 +154,7 @@ def _require_extra() -> None:
 
 
 def _log(line: dict[str, Any]) -> None:
-    with suppress(OSError, ValueError):  # who no longer reads the log does not end the server
+    with suppress(OSError, ValueError):  # a closed log must not end the server
         sys.stderr.write((_for_people(line) if sys.stderr.isatty() else json.dumps(line)) + "\n")
         sys.stderr.flush()
 

@@ -1,4 +1,4 @@
-"""Shows a conversation: takes the user's lines, writes answers to one stream and all else to another."""
+"""Runs a conversation: reads the user's lines, writes answers to one stream and everything else to another."""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -21,7 +21,7 @@ from specctl.remote import Server
 from specctl.terminal.line_input import LineInput, joined, unechoed
 from specctl.terminal.output import WordWrap, print_message, wrapped, write_text
 
-LEAVES = ("exit", "quit", "bye")  # What a person types to leave, as well as /quit
+LEAVES = ("exit", "quit", "bye")  # Words that end the conversation, besides /quit
 OPENING = "Once upon a time"
 LEAVING = "Ctrl-C again or Ctrl-D leaves; /help shows what else there is"
 
@@ -30,7 +30,7 @@ class Talk:
     """A conversation on standard streams.
 
     Attributes:
-        failed: whether a line could not be answered or carried out.
+        failed: whether a turn or command failed.
     """
 
     def __init__(self, chat: Chat, console: Console, sink: Sink, *, person: bool, live: bool, quiet: bool) -> None:
@@ -40,7 +40,7 @@ class Talk:
         self._person, self._live, self._quiet = person, live, quiet
 
     def run(self) -> bool:
-        """Talk until the end; whether a line could not be answered."""
+        """Talk until the end; returns whether a line failed."""
         if self._person:
             self.ask()
         else:
@@ -48,7 +48,7 @@ class Talk:
         return self.failed
 
     def ask(self) -> None:
-        """Take what a person types until they leave; two interrupts in a row raise KeyboardInterrupt."""
+        """Read typed lines until the person leaves; two interrupts in a row raise KeyboardInterrupt."""
         if not self._quiet:
             self._introduce()
         lines = LineInput(SLASHES)
@@ -70,13 +70,13 @@ class Talk:
                 self._tell(LEAVING)
 
     def read(self) -> None:
-        """Take every line of a pipe or a file."""
+        """Read every line of a pipe or a file."""
         for line in joined(self._lines()):
             if not self.handle(line):
                 return
 
     def handle(self, line: str) -> bool:
-        """Answer one turn or carry out one slash command; whether the conversation goes on."""
+        """Answer one turn or run one slash command; returns whether the conversation continues."""
         if not line.strip():
             return True
         try:
@@ -132,19 +132,19 @@ class Talk:
             self._tell(self._ending(turn))
 
     def _end(self) -> None:
-        """Write what a terminal still waits for, of an answer that goes no further."""
+        """Flush the pending text of an answer that has ended."""
         if isinstance(self._sink, WordWrap):
             self._sink.end()
 
     def _written(self, enough: Callable[[], bool]) -> tuple[Turn | None, int]:
-        """What `Chat.answer` returns, and how many characters of the answer were written meanwhile."""
+        """The result of `Chat.answer`, and the number of characters written to the stream."""
         shown = view_of(self.chat.profile, self._console).text("", "") if self._live else nullcontext()
         with shown as view:
             watcher = Watcher(self.chat.answerer, view, None, None if self._live else self._sink)
             return self.chat.answer(watcher, enough), watcher.written
 
     def _ending(self, turn: Turn | None) -> str:
-        """How an answer went: its figures, and why it ended if not by itself."""
+        """Report an answer: its numbers, and the reason if it ended early."""
         if turn is None:
             return "interrupted before anything was written; the conversation is as before"
         parts = self._figures(turn)
@@ -165,7 +165,7 @@ class Talk:
         return [*parts, f"acceptance rate {accepted / drafted:.1%}"] if drafted else parts
 
     def _tell(self, text: str) -> None:
-        # A terminal's own wrapping would break words; a file or a pipe gets whole lines.
+        # The wrapping of a terminal would break words; a file or a pipe gets unbroken lines.
         self._console.print(Text(printable(text), style="dim"), soft_wrap=not self._console.is_terminal)
 
     def _report(self, error: SpecctlError) -> None:
@@ -178,7 +178,7 @@ def _never() -> bool:
 
 
 class RemoteTalk(Talk):
-    """As `Talk`; `RemoteChat` answers."""
+    """A `Talk` with answers from `RemoteChat`."""
 
     chat: RemoteChat
 
@@ -218,10 +218,10 @@ def talk_with(
     person: bool,
     quiet: bool,
 ) -> bool:
-    """Talk until the end; whether a line could not be answered."""
+    """Talk until the end; returns whether a line failed."""
     import httpx
 
-    # The server applies its own template: no profile here can say that it has none.
+    # The server applies its own template; whether it has one is not known here.
     flags = {**flags, "prompt.chat": flags.get("prompt.chat") is not False}
     with httpx.Client(**server.settings) as client:
         chat = RemoteChat(server, client, resolve(flags=flags, environ={}).profile, outputs)

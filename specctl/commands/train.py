@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class _TrainRequest:
-    """What both commands are asked: what to train on, and where."""
+    """Options of both commands: training data, output and devices."""
 
     __slots__ = ()
     # of the flag that takes material of an earlier run, without dashes; followed by ``-only`` it is the flag that stops
@@ -55,30 +55,30 @@ class _TrainRequest:
 
     @property
     def earlier(self) -> Path | None:
-        """The folder with material of an earlier run."""
+        """The folder with data of an earlier run."""
         found: Path | None = getattr(self, self.material)
         return found
 
     @property
     def only(self) -> bool:
-        """Whether to stop once the material is there."""
+        """Whether to stop once the data is collected."""
         return bool(getattr(self, f"{self.material}_only"))
 
     @property
     def sampling(self) -> SamplingOptions:
-        """How texts are sampled."""
+        """The sampling settings."""
         raise NotImplementedError
 
     def subject(self, profile: "Profile") -> "Subject[Any, Any]":
-        """What is trained; it imports torch."""
+        """The trainable network and its data; imports torch."""
         raise NotImplementedError
 
     def finish(self, subject: Any, source: "Source[Any, Any]", progress: "TerminalProgress") -> "Report":
-        """Train, and write what was trained."""
+        """Train, and write the result."""
         raise NotImplementedError
 
     def check(self) -> None:
-        """Raise UsageError unless the flags name one source, and replicas that there can be."""
+        """Raise UsageError unless the flags name one source and valid replicas."""
         flag = f"--{self.material}"
         self.replicas.check_one()
         if self.earlier is not None and self.only:
@@ -86,7 +86,7 @@ class _TrainRequest:
         if self.earlier is not None:
             require_unused(self.ctx, self.material, "replaces the prompts", only=PromptOptions)
         elif self.prompts.suite is None and self.prompts.input_ is None:
-            # No default: what is trained on the prompts of bench would be evaluated on its own training data.
+            # No default: training on the prompts of bench would make bench evaluate on training data.
             hint = f"give --input FILE or --suite NAME (embedded for a trial), or {flag} DIR"
             raise UsageError("there are no prompts to train on", hint)
 
@@ -116,7 +116,7 @@ class _TrainRequest:
         self.show.outcome(report.document, report.tables)
 
     def _source(self, subject: "Subject[Any, Any]", progress: "TerminalProgress") -> "Source[Any, Any]":
-        """Material of an earlier run, or made of the prompts as far as it is missing."""
+        """Data of an earlier run, or newly collected from the prompts."""
         if self.earlier is not None:
             source = subject.open(self.earlier, progress)
             if not self.resume:
@@ -134,7 +134,7 @@ class _TrainRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainHeadRequest(_TrainRequest):
-    """The flags of `specctl train-head`; UsageError for those that do not go together."""
+    """The flags of `specctl train-head`; UsageError for conflicting ones."""
 
     material: ClassVar[str] = "examples"
     ctx: typer.Context
@@ -196,7 +196,7 @@ class TrainHeadRequest(_TrainRequest):
 
     @property
     def schedule(self) -> tuple[float, int, float]:
-        """The weight of a rejection, the passes and the learning rate: SpecDec++'s own, or some that fit DISCO."""
+        """The weight of a rejection, epochs and learning rate; defaults are SpecDec++'s, or suit DISCO."""
         weight, passes, rate = (1.0, 20, 1e-2) if self.kind == "disco" else (6.0, 3, 5e-5)
         return (
             weight if self.reject_weight is None else self.reject_weight,
@@ -245,7 +245,7 @@ else:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainDraftRequest(_TrainRequest):
-    """The flags of `specctl train-draft`; UsageError for those that do not go together."""
+    """The flags of `specctl train-draft`; UsageError for conflicting ones."""
 
     material: ClassVar[str] = "answers"
     ctx: typer.Context
@@ -290,7 +290,7 @@ class TrainDraftRequest(_TrainRequest):
 
     @property
     def recipe(self) -> Recipe:
-        """The published settings of the kind, with those that are given; UsageError for one that it does not have."""
+        """The published settings of the kind, changed by the flags; UsageError for a setting that the kind lacks."""
         names = ("depth", "steps", "draft_vocabulary", "anchors")
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
         if foreign := [name for name in given if name not in HEAD_KINDS[self.kind].flags]:

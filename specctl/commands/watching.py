@@ -1,4 +1,4 @@
-"""Shows what is generated as it grows: text as rounds end, or a live panel."""
+"""Shows text while it is generated: round by round, or in a live panel."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -65,7 +65,7 @@ class Watcher:
     """Turns rounds into pieces of text, passes them to a view and a sink, and keeps the text.
 
     Attributes:
-        view: where pieces are shown; None for nowhere.
+        view: shows pieces; None to show nothing.
         shown: the pieces, in order.
         written: number of characters written to the sink; characters that may start a stop string are held back.
     """
@@ -118,10 +118,10 @@ class Watcher:
 def show_prompt(
     answerer: "Answerer", record: Record, sink: Sink, trace: "OnRound | None", view: LiveView | None
 ) -> None:
-    """Answer one prompt and write its text to ``sink``: after a live panel as a whole, else as it grows.
+    """Answer one prompt and write its text to ``sink``, all at once after a live panel, else as it grows.
 
-    After a panel, a text that is continued stands before its completion, and the figures stand below it. On an
-    interrupt, the text generated so far is written.
+    After a panel, the prompt of a continued text precedes its completion, and the figures follow. On an interrupt, the
+    text generated so far is written.
     """
     terminal = WordWrap(sink) if sink.isatty() else None
     sink = terminal or sink

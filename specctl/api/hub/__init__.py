@@ -1,4 +1,4 @@
-"""The folder that lets ``generate`` of transformers write with specctl by name: ``custom_generate=FOLDER``."""
+"""The folder through which transformers' ``generate`` uses specctl: ``custom_generate=FOLDER``."""
 
 from pathlib import Path
 

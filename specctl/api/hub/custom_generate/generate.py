@@ -9,7 +9,7 @@ kept = lru_cache(maxsize=4)(speculative)  # with the drafts that it has loaded
 
 
 def generate(model: Any, draft: Any = None, policy: Any = None, streamer: Any = None, **settings: Any) -> Any:
-    """What `model.generate` writes, with a draft: a model, also as `assistant_model`, or the name of one."""
+    """The output of `model.generate`, with a draft: a model, also as `assistant_model`, or a model's name."""
     fast = kept(draft if draft is not None else settings.pop("assistant_model", None), policy)
     fast.streamer = streamer
     return model.generate(**{**settings, "assistant_model": None}, custom_generate=fast)
