@@ -79,20 +79,20 @@ def _mt_bench(row: Row) -> Question:
 
 
 def _gsm8k(row: Row) -> Question:
-    """The prompt of SpecDec++, which is MetaMath's."""
+    """SpecDec++'s prompt for GSM8K, from MetaMath."""
     question = _text(row, "question")
     return Question({"prompt": f"{TASK}\n\n### Instruction:\n{question}\n\n### Response: Let's think step by step."})
 
 
 def _humaneval(row: Row) -> Question:
-    """The prompt of SpecDec++, which is WizardCoder's; white space of the code is kept."""
+    """SpecDec++'s prompt for HumanEval, from WizardCoder. White space of the code is preserved."""
     identity, _ = _text(row, "task_id"), _text(row, "prompt")
     instruction = f"Create a Python script for this problem:\n{row['prompt']}"
     return Question({"prompt": f"{TASK}\n\n\n### Instruction:\n{instruction}\n\n### Response:"}, id=identity)
 
 
 def _alpaca(row: Row) -> Question:
-    """The prompt of SpecDec++."""
+    """SpecDec++'s prompt for Alpaca."""
     given = str(row.get("input") or "")
     return Question({"prompt": _text(row, "instruction") + (f"\nInput: {given.strip()}" if given.strip() else "")})
 
@@ -104,12 +104,12 @@ def _dolly(row: Row) -> Question:
 
 
 def _cnn_dm(row: Row) -> Question:
-    """The prompt of Spec-Bench's summaries."""
+    """Spec-Bench's prompt for summaries."""
     return Question({"prompt": f"Summarize: {_text(row, 'article')}"}, id=_text(row, "id"))
 
 
 def _wmt19(row: Row) -> Question:
-    """The prompt of Spec-Bench's translations."""
+    """Spec-Bench's prompt for translations."""
     pair = row.get("translation")
     if not isinstance(pair, Mapping):
         raise FormatError("'translation' must be an object with 'de' and 'en'")
@@ -228,7 +228,7 @@ def load_records(source: Path | IO[bytes], **selection: Unpack[Selection]) -> Su
 
 
 def sample(suite: Suite, count: int, seed: int = 0) -> Suite:
-    """Draw ``count`` prompts as evenly from the categories as possible; see `Selection` for the draws."""
+    """Sample ``count`` prompts as evenly over the categories as possible; see `Selection`."""
     categories = suite.categories()
     each, more = divmod(min(count, len(suite.prompts)), len(categories))
     prompts = list(suite.prompts)

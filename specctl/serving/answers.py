@@ -1,4 +1,4 @@
-"""The texts and bodies of answers, whole and in pieces, as OpenAI's clients read them."""
+"""Texts and bodies of responses, whole or streamed, in OpenAI's format."""
 
 import json
 import time
@@ -16,11 +16,11 @@ from specctl.serving.text_thread import Ended, Wrote
 
 
 class Spellings:
-    """What single tokens spell after others; results are cached.
+    """The text of single tokens in context; results are cached.
 
     Args:
         tokenizer: the target's.
-        ends: ids that end a text; like special ids they are not part of it.
+        ends: ids that end a text. Like special ids, they are not part of it.
     """
 
     def __init__(self, tokenizer: Tokenizer, ends: Set[int] = frozenset()) -> None:
@@ -45,7 +45,7 @@ class Spellings:
         return self._known[key]
 
     def bytes_of(self, token: int, *, first: bool = False) -> bytes | None:
-        """Its bytes in UTF-8, perhaps of a part of a character; None for an id that is not part of a text."""
+        """The token's UTF-8 bytes, perhaps part of a character; None for an id that is not part of a text."""
         if token in self._silent:
             return None
         text = self.text_of(token, first=first)
@@ -58,7 +58,7 @@ class Spellings:
         return text.encode()
 
     def name_of(self, token: int, *, first: bool = False, marked: bool = False) -> str:
-        """Its text; bytes that are not a whole character are escaped, as OpenAI does.
+        """The token's text; bytes that are not a whole character are escaped, as OpenAI does.
 
         Args:
             token, first: see `text_of`.
@@ -73,7 +73,7 @@ class Spellings:
             return "bytes:" * marked + found.decode(errors="backslashreplace")
 
     def names_of(self, tokens: Collection[int], *, first: bool = False, marked: bool = False) -> Mapping[int, str]:
-        """Names of several tokens, no two the same: where a name is an earlier one's, it is by the id."""
+        """Unique names of several tokens: a token whose name is taken is named by its id."""
         found: dict[int, str] = {}
         taken: set[str] = set()
         for token in dict.fromkeys(tokens):
@@ -84,7 +84,7 @@ class Spellings:
 
     @cached_property
     def _anchor(self) -> int | None:
-        """A token to stand before others, which are then not the first of a text."""
+        """A token put before others, so that they do not begin the text."""
         found = self._tokenizer.encode("a", add_special_tokens=False)
         return found[-1] if found else None
 
@@ -98,26 +98,26 @@ class Spellings:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A token where it stands in an answer."""
+    """A token at its position in an answer."""
 
-    text: str  # what it adds, whole characters: of several tokens that are one character, the last one adds it
+    text: str  # the text it adds; a character of several tokens counts for the last one
     start: int  # characters before it
-    first: bool  # whether no token with text stands before it, prompt included
+    first: bool  # whether no earlier token has text, prompt included
     logprob: TokenLogprobs | None  # its log-probability, if it was asked for
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What is new of an answer."""
+    """The next piece of an answer."""
 
     text: str  # whole characters, and nothing that may begin a stop string
-    logprobs: Sequence[Placed] = ()  # tokens whose text has been sent by now, with log-probabilities
-    rounds: Sequence[tuple[Round, Sequence[str]]] = ()  # each with what its tokens add
+    logprobs: Sequence[Placed] = ()  # tokens whose text has now been sent, with log-probabilities
+    rounds: Sequence[tuple[Round, Sequence[str]]] = ()  # the rounds, each with the text of its tokens
 
 
 @dataclass(slots=True)
 class AnswerText:
-    """Takes rounds and gives pieces, whose texts are together the completion's."""
+    """Turns rounds into pieces; the pieces' texts add up to the completion."""
 
     tokenizer: Tokenizer  # the target's
     prompt: Sequence[int]  # its ids
@@ -142,7 +142,7 @@ class AnswerText:
             self._first = all(token in special for token in self.prompt)
 
     def add(self, wrote: Sequence[Wrote]) -> Piece:
-        """What rounds add."""
+        """The piece that some rounds add."""
         rounds: list[tuple[Round, Sequence[str]]] = []
         if self.logprobs or self.rounds:
             rounds += [(one.round, self._place(one.round, one.known)) for one in wrote]
@@ -152,7 +152,7 @@ class AnswerText:
         return Piece(self._text[before : self._shown], self._passed(), rounds if self.rounds else ())
 
     def end(self, completion: Completion) -> Piece:
-        """The rest of a text that has ended; all of it where no rounds were added."""
+        """The rest of a finished text; all of it if no rounds were added."""
         rounds: list[tuple[Round, Sequence[str]]] = []
         if (self.logprobs or self.rounds) and not self._placed:
             rounds = [(one, self._place(one)) for one in completion.rounds]
@@ -162,7 +162,7 @@ class AnswerText:
         return Piece(completion.text[self._shown :], rest, rounds if self.rounds else ())
 
     def _place(self, round_: Round, known: int = 0) -> Sequence[str]:
-        """Take a round's tokens, but for the first ones that are known; what all of them add, nothing where known."""
+        """Add a round's tokens except the first ``known`` ones; returns each token's text, empty for known ones."""
         count = len(self._placed)
         likely = round_.logprobs or (None,) * len(round_.emitted)
         for token, logprob in list(zip(round_.emitted, likely, strict=True))[known:]:
@@ -186,7 +186,7 @@ class AnswerText:
 
 
 def usage(ended: Ended) -> dict[str, Any]:
-    """Token counts, with how many of the prompt were in the caches, and of the drafted ones accepted."""
+    """Token counts, including the cached prompt tokens and the accepted draft tokens."""
     prompt, tokens = ended.completion.prompt_tokens, len(ended.completion.tokens)
     drafted, accepted = ended.drafted_and_accepted
     return {
@@ -202,7 +202,7 @@ def usage(ended: Ended) -> dict[str, Any]:
 
 
 def round_json(round_: Round, texts: Sequence[str]) -> dict[str, Any]:
-    """A round as JSON: each token that it wrote with what it adds to the text, and where it comes from."""
+    """A round as JSON: each new token with its text and its source."""
     tokens = [(token, "accepted") for token in round_.accepted_tokens]
     if round_.extra is not None:
         tokens.append((round_.extra, "corrected" if round_.extra_kind is ExtraToken.CORRECTION else "bonus"))
@@ -219,7 +219,7 @@ def round_json(round_: Round, texts: Sequence[str]) -> dict[str, Any]:
 
 
 def chat_logprobs(some: Sequence[Placed], spellings: Spellings) -> dict[str, Any]:
-    """Log-probabilities as chats have them."""
+    """Log-probabilities in the format of chats."""
     content = []
     for one in some:
         assert one.logprob is not None
@@ -235,7 +235,7 @@ def chat_logprobs(some: Sequence[Placed], spellings: Spellings) -> dict[str, Any
 
 
 def text_logprobs(some: Sequence[Placed], spellings: Spellings) -> Mapping[str, Any]:
-    """Log-probabilities as completions have them: the likeliest tokens are an object by name."""
+    """Log-probabilities in the format of completions, with the likeliest tokens as an object by name."""
     known = [(one, one.logprob) for one in some if one.logprob is not None]
     names = [
         spellings.names_of([likely.id, *(token for token, _ in likely.top)], first=one.first, marked=True)
@@ -257,10 +257,10 @@ _IDS, _NUMBERS = token_hex(12), count(1)
 
 @dataclass(slots=True)
 class AnswerBody:
-    """Makes the documents of one answer."""
+    """Builds the JSON documents of one answer."""
 
     chat: bool  # whether it answers a chat
-    model: str  # as it is served
+    model: str  # the served model's name
     spellings: Spellings  # of tokens
     # logprobs, rounds: whether documents have them
     logprobs: bool = False
@@ -268,10 +268,10 @@ class AnswerBody:
     with_usage: bool = False  # whether a stream ends with token counts
     id: str = field(default_factory=lambda: f"{_IDS}{next(_NUMBERS):08x}")
     _created: int = field(default_factory=lambda: int(time.time()))
-    _around: tuple[str, str] | None = None  # a piece's text, in documents that have nothing else of their own
+    _around: tuple[str, str] | None = None  # the template of documents that differ in a piece's text alone
 
     def whole(self, ended: Ended, piece: Piece) -> dict[str, Any]:
-        """The document of a text that has ended; ``piece`` is all of it."""
+        """The document of a finished text; ``piece`` is the whole text."""
         completion = ended.completion
         choice = self._choice(completion.finish_reason.value)
         if self.chat:
@@ -285,11 +285,11 @@ class AnswerBody:
         return {**body, "usage": usage(ended)}
 
     def first(self) -> dict[str, Any] | None:
-        """What a stream begins with, if with anything."""
+        """The first documents of a stream, if any."""
         return self._chunk({"role": "assistant", "content": ""}, None) if self.chat else None
 
     def more(self, piece: Piece) -> str | None:
-        """A piece of a stream, as JSON; None where there is nothing to send."""
+        """A piece of a stream as JSON; None if there is nothing to send."""
         if not (piece.text or piece.logprobs or self.rounds):
             return None
         if not (self.logprobs or self.rounds):
@@ -304,7 +304,7 @@ class AnswerBody:
         return encoded(chunk)
 
     def last(self, ended: Ended, piece: Piece) -> list[dict[str, Any]]:
-        """What a stream ends with."""
+        """The last documents of a stream."""
         found = [self._piece(piece, None)] if piece.text or piece.logprobs else []
         found.append(self._piece(Piece(""), ended.completion.finish_reason.value))
         if self.with_usage:

@@ -1,4 +1,4 @@
-"""What answers each path: whole, or as events while the text is written."""
+"""The handlers of each path: they answer as a whole, or with events while the text is written."""
 
 import asyncio
 import json
@@ -28,21 +28,21 @@ from specctl.serving.text_thread import Ended, Event, Ticket, Wrote
 HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
 
 
-class Gone(Exception):  # noqa: N818 - not an error: no client is left
+class Gone(Exception):  # noqa: N818 - not an error: the client has left
     """The client has gone away."""
 
 
 class RequestWaiter:
-    """Waits for the text of a request. An unfinished text costs the event loop nothing unless its rounds are sent.
+    """Waits for a request's text. Unless rounds are streamed, the event loop does no work until the text ends.
 
     Args:
-        receive: of the request, whose body has been read.
+        receive: the request's ASGI ``receive``; its body has been read.
         seconds: until the request times out.
-        rounds: called with rounds that arrive together, and whether the end arrives with them.
+        rounds: called with rounds that arrive together, and whether the end arrived too.
 
     Attributes:
         begun: done when a round or the end has arrived.
-        ended: the text; raises what went wrong, such as `Gone`.
+        ended: a future of the text, which raises any error, such as `Gone`.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class RequestWaiter:
         self._watching = loop.create_task(self._watch(receive))
 
     def receive(self, events: Sequence[Event]) -> None:
-        """Take events of the text; those after its end are dropped."""
+        """Receive events of the text; events after its end are dropped."""
         if self.ended.done():
             return
         rounds: list[Wrote] = []
@@ -79,7 +79,7 @@ class RequestWaiter:
             self.begun.set_result(None)
 
     def close(self) -> None:
-        """Wait no longer."""
+        """Stop waiting."""
         self._timer.cancel()
         self._watching.cancel()
         if not (self.ended.cancel() or self.ended.cancelled()):
@@ -94,13 +94,13 @@ class RequestWaiter:
 class EventStream(Response):
     """Server-sent events: a JSON document each, and ``[DONE]`` at their end.
 
-    Rounds that arrive together are one document. It is written at once, without waking a task, if the connection allows
-    that; rounds that arrive with the end are sent with it.
+    Rounds that arrive together form one document. If the connection allows it, the document is written at once without
+    waking a task. Rounds that arrive with the end are sent with it.
 
     Args:
-        answer: makes documents.
-        text: makes their pieces.
-        ended: called with a text that has ended.
+        answer: builds the documents.
+        text: turns rounds into pieces.
+        ended: called with the finished text.
     """
 
     def __init__(self, answer: AnswerBody, text: AnswerText, ended: Callable[[Ended], None]) -> None:
@@ -111,7 +111,7 @@ class EventStream(Response):
         self._more = asyncio.Event()
 
     def rounds(self, wrote: Sequence[Wrote], ended: bool) -> None:
-        """Send what rounds add."""
+        """Send the text of new rounds."""
         if (document := self._answer.more(self._text.add(wrote))) is not None:
             self._unsent.append(document)
             if self._write is None:
@@ -120,7 +120,7 @@ class EventStream(Response):
                 self._write(self._taken())
 
     def hold(self, waiter: RequestWaiter, held: ExitStack) -> None:
-        """Take what waits for the text, and what is closed after the stream."""
+        """Store the waiter of the text, and the context to close after the stream."""
         self._waiter, self._held = waiter, held
         waiter.ended.add_done_callback(lambda _: self._more.set())
 
@@ -164,8 +164,8 @@ class EventStream(Response):
 
 
 async def json_body(request: Request, most: int, seconds: float) -> tuple[Any, int]:
-    """The JSON of a body and its size in bytes; raises ApiError if it is not JSON, too large or too slow."""
-    # Browsers let any page send what names no type, or a plain one, without asking this server first.
+    """Read a JSON body and its size in bytes; raises ApiError if it is not JSON, too large or too slow."""
+    # Browsers let any page send a body with a plain type, or none, without a CORS preflight.
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         given = f"is {kind[:100]!r}" if kind else "has no content-type"
@@ -194,7 +194,7 @@ def _no_number(text: str) -> float:
     raise ValueError(f"{text} is not a number that JSON can hold")
 
 
-LONG = 1 << 16  # Bytes of a body that takes long enough to tokenise that others are not to wait for it
+LONG = 1 << 16  # Larger bodies, in bytes, are tokenised in a thread so that other requests do not wait
 
 
 class Endpoints:
@@ -202,7 +202,7 @@ class Endpoints:
 
     Args:
         service: writes texts.
-        log_prompts: whether the access log has prompts and texts.
+        log_prompts: whether the access log contains prompts and texts.
     """
 
     def __init__(self, service: Service, *, log_prompts: bool = False) -> None:
@@ -275,7 +275,7 @@ class Endpoints:
                 if stream is not None:
                     await waiter.begun
                     if waiter.ended.done():
-                        waiter.ended.result()  # raises what became of it before it had begun
+                        waiter.ended.result()  # raises an error from before its first round
                     stream.hold(waiter, stack.pop_all())
                     return stream
                 found = await waiter.ended
@@ -325,15 +325,15 @@ def application(
     log: Callable[[dict[str, Any]], None] | None = None,
     log_prompts: bool = False,
 ) -> Starlette:
-    """The application.
+    """The ASGI application.
 
     Args:
-        service: writes texts; it begins and ends with the application.
-        key: that a client must have; None to ask for none.
-        cors: the origin whose pages may ask; None for none.
-        hosts: names by which clients may call the server; None for any.
-        log: takes the line of each request; None for no access log.
-        log_prompts: whether lines have prompts and texts.
+        service: writes texts; started and stopped with the application.
+        key: the API key that clients must send; None for no key.
+        cors: the origin whose pages may send requests; None for none.
+        hosts: host names by which clients may call the server; None for any.
+        log: receives a line for each request; None for no access log.
+        log_prompts: whether these lines contain prompts and texts.
     """
     endpoints = Endpoints(service, log_prompts=log_prompts)
 

@@ -19,15 +19,15 @@ from specctl.errors import ModelError, SpecctlError, UsageError, reason
 from specctl.serving.service import Service
 
 WIRE = "specctl.wire"
-"""Key in the scope of a request of the function that writes a piece of its answer at once, without waiting."""
+"""Key in a request's scope: the function that writes a piece of the answer at once, without waiting."""
 
 
 class Connection(H11Protocol):
-    """uvicorn's, closed where a request's headers do not arrive or the client does not read the answer.
+    """uvicorn's connection, closed if a request's headers do not arrive or the client does not read the answer.
 
     Attributes:
-        HEADER_SECONDS: in which a request's headers must arrive, from its first byte or the connection's start.
-        UNREAD_SECONDS: within which a client must read something of its answer.
+        HEADER_SECONDS: time for a request's headers to arrive, from its first byte or the connection's start.
+        UNREAD_SECONDS: time within which a client must read part of its answer.
     """
 
     HEADER_SECONDS = 30.0
@@ -40,7 +40,7 @@ class Connection(H11Protocol):
         self._answering, self.app = self.app, self._answer
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["http_version"] == "1.1":  # whose answers of unknown length are sent in chunks
+        if scope["http_version"] == "1.1":  # whose answers of unknown length are chunked
             scope[WIRE] = self._write
         await self._answering(scope, receive, send)
 
@@ -74,7 +74,7 @@ class Connection(H11Protocol):
 
 
 def cancelled(timer: asyncio.TimerHandle | None) -> asyncio.TimerHandle | None:
-    """No timer any more."""
+    """Cancel a timer, and return None."""
     if timer is not None:
         timer.cancel()
     return None
@@ -82,15 +82,17 @@ def cancelled(timer: asyncio.TimerHandle | None) -> asyncio.TimerHandle | None:
 
 TERMINATED = 143
 SPARE_CONNECTIONS = 256
-"""Beyond those whose requests wait or are answered: for requests that are rejected, and for metrics."""
+"""Connections beyond those of waiting and running requests: for rejected requests and for metrics."""
 SWITCH_SECONDS = 5e-4
-"""After how long the models' thread lets pieces be sent, where it computes in Python: Python's own 5 ms are a round."""
-DATE_SECONDS = 1.0  # For which answers name the same time
-LAST_SECONDS = 5.0  # How long a pass under way is waited for when a second signal ends the program
+"""Python's switch interval while the models' thread computes, so that pieces are sent in time: the default of 5 ms
+lasts a round.
+"""
+DATE_SECONDS = 1.0  # For this time, answers repeat the same date
+LAST_SECONDS = 5.0  # How long to wait for a running pass after a second signal
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """A socket that listens; raises UsageError if it cannot."""
+    """Open a listening socket; raises UsageError if that fails."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -111,13 +113,13 @@ def bound(host: str, port: int) -> socket.socket:
 
 
 def address_of(listening: socket.socket) -> str:
-    """The URL of what listens."""
+    """The URL of a listening socket."""
     host, port = listening.getsockname()[:2]
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def known_hosts(host: str, listening: socket.socket) -> frozenset[str] | None:
-    """What clients call an address that only this machine reaches; None for one that others reach."""
+    """The host names of a loopback address; None for an address that other machines reach."""
     address = listening.getsockname()[0]
     if not ip_address(address).is_loopback:
         return None
@@ -125,12 +127,12 @@ def known_hosts(host: str, listening: socket.socket) -> frozenset[str] | None:
 
 
 class Listener(uvicorn.Server):
-    """Serves until a signal: the first lets texts that are written end, the second ends them.
+    """Serves until a signal: the first lets running texts finish, the second stops them.
 
     Args:
         app: answers.
         service: writes texts.
-        grace: seconds for answers to reach their clients at the end.
+        grace: seconds at the end in which clients may receive their answers.
     """
 
     def __init__(self, app: Starlette, service: Service, grace: float) -> None:
@@ -180,7 +182,7 @@ class Listener(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """As uvicorn's, but that the first signal lets texts end, and is not raised again."""
+        """Like uvicorn's, but the first signal lets texts finish and is not raised again."""
         loop = asyncio.get_running_loop()
 
         def press(number: int, _frame: FrameType | None) -> None:
@@ -195,7 +197,7 @@ class Listener(uvicorn.Server):
                 signal.signal(number, handler)
 
     async def main_loop(self) -> None:
-        """As uvicorn's, but woken at its end, instead of looking for it ten times a second."""
+        """Like uvicorn's, but woken at the end instead of polling ten times a second."""
         while not await self.on_tick(0):
             with suppress(TimeoutError):
                 async with asyncio.timeout(DATE_SECONDS):
@@ -203,7 +205,7 @@ class Listener(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await super().shutdown(sockets)
-        if self.force_exit:  # uvicorn leaves the application as it is, which ends in a traceback
+        if self.force_exit:  # uvicorn does not stop the application, which would end in a traceback
             await self.lifespan.shutdown()
 
     def _press(self, number: int) -> None:

@@ -1,4 +1,4 @@
-"""What every request goes through: the access log, and the key that it must have."""
+"""Middleware of every request: metrics, access log, host check and API key."""
 
 import asyncio
 import hmac
@@ -23,10 +23,10 @@ SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 6
 
 
 class ServerMetrics:
-    """Counts what a server does.
+    """A server's metrics.
 
     Args:
-        thread: knows how many texts are written and wait, and how many pairs write them.
+        thread: has the numbers of running and waiting texts and of ready pairs.
     """
 
     MEDIA_TYPE = CONTENT_TYPE_LATEST
@@ -53,9 +53,9 @@ class ServerMetrics:
         running = Gauge("specctl_texts_running", "Texts that are being written.", registry=registry)
         running.set_function(lambda: thread.running)
         prompts = Counter(
-            "specctl_prompt_tokens", "Tokens of prompts: read, or kept in caches.", ["how"], registry=registry
+            "specctl_prompt_tokens", "Tokens of prompts: read, or found in caches.", ["how"], registry=registry
         )
-        # Found by their labels once: that takes longer than to count.
+        # Label lookups are slower than counting, so they are done once.
         self._prompt, self._completion = map(tokens.labels, ("prompt", "completion"))
         self._accepted, self._rejected = map(drafted.labels, ("accepted", "rejected"))
         self._kept, self._read = map(prompts.labels, ("kept", "read"))
@@ -69,7 +69,7 @@ class ServerMetrics:
         self._requests.labels(path if path in PATHS else "other", str(status)).inc()
 
     def ended(self, text: Ended, began: float) -> None:
-        """A text has been written for a request that came at a time of `time.monotonic`."""
+        """A text has ended; its request arrived at this `time.monotonic`."""
         self._seconds.observe(time.monotonic() - began)
         if text.begun is not None:
             self._first.observe(text.begun - began)
@@ -121,12 +121,12 @@ OPEN = frozenset({"/health", *FILES})  # Paths that need no key
 
 
 class AccessLog:
-    """Logs each request when it has ended, without prompt, text or key.
+    """Logs each request at its end, without prompt, text or key.
 
     Args:
         app: answers.
-        log: takes the line; None for none.
-        metrics: count requests.
+        log: receives the line; None for no log.
+        metrics: counts requests.
     """
 
     def __init__(self, app: ASGIApp, log: Callable[[dict[str, Any]], None] | None, metrics: ServerMetrics) -> None:
@@ -149,7 +149,7 @@ class AccessLog:
 
         try:
             await self._app(scope, receive, noting)
-        except asyncio.CancelledError:  # the server ends, and waits for this client no longer
+        except asyncio.CancelledError:  # the server ends and no longer waits for this client
             more["error"] = CLOSING
             if status is None:
                 await _answer_closing(scope, receive, noting)
@@ -176,9 +176,9 @@ async def _answer_closing(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 class Hosts:
-    """Refuses requests whose host is not a name of this server.
+    """Rejects requests whose host is not one of this server's names.
 
-    Otherwise a page of another site, whose name was made to lead here, could read answers in a browser.
+    Prevents DNS rebinding: a foreign page whose host name resolves to this server could read answers in a browser.
 
     Args:
         app: answers.
@@ -203,11 +203,11 @@ class Hosts:
 
 
 class Key:
-    """Refuses requests without the key.
+    """Rejects requests without the API key.
 
     Args:
         app: answers.
-        key: that is needed; None to ask for none.
+        key: the required key; None for none.
         answer_error: makes the response to an error.
     """
 
@@ -228,5 +228,5 @@ class Key:
         kind, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
         if kind.lower() != "bearer":
             return False
-        # As bytes: those of a letter in UTF-8 may look like white space.
+        # Compared as bytes, because UTF-8 bytes of a letter may look like white space.
         return hmac.compare_digest(given.strip(" \t").encode("latin-1"), self._key)

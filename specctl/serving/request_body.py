@@ -1,4 +1,4 @@
-"""The bodies of requests as OpenAI's clients send them, and the errors that answer them."""
+"""Request bodies in OpenAI's format, and error responses."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,11 +14,11 @@ from specctl.profile.wording import did_you_mean
 from specctl.record_settings import FOREIGN, NAMES, TOOLS, asks_for_nothing, switched_off
 from specctl.serving.text_thread import BusyError, ClosedError
 
-RETRY_SECONDS = 1  # What a client is asked to wait when too many requests wait
+RETRY_SECONDS = 1  # Seconds after which a client is asked to retry when the queue is full
 _OURS = frozenset({"failed_pass", "out_of_memory", "not_a_number", "worker_died"})
-"""Kinds of a `RecordError` that are not the fault of the request."""
+"""Kinds of `RecordError` that are the server's fault."""
 _NO_TEXT = frozenset({"grammar_failed", "unfit_text"})
-"""Those of a text that was begun and cannot keep to its grammar. After a 500 clients would ask again by themselves."""
+"""Kinds of a text that could not follow its grammar. Not a 500, after which clients would retry automatically."""
 
 
 class ApiError(Exception):
@@ -26,7 +26,7 @@ class ApiError(Exception):
 
     Args:
         status: of HTTP.
-        message: what is wrong, and how to mend it.
+        message: the problem and its solution.
         param: the parameter that is wrong, if one is.
         code: a stable identifier for programs, if there is one.
         kind: OpenAI's ``type``.
@@ -56,7 +56,7 @@ class ApiError(Exception):
 
 
 def api_error_of(error: Exception) -> ApiError:
-    """The answer to an error in writing a text."""
+    """The response to an error while a text was written."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, BusyError):
@@ -82,7 +82,7 @@ def api_error_of(error: Exception) -> ApiError:
 
 
 def timed_out() -> ApiError:
-    """The answer where a text has not ended in time."""
+    """The response if a text has not ended in time."""
     return ApiError(504, "the text took too long", code="timeout", kind="server_error")
 
 
@@ -93,7 +93,7 @@ IGNORED = frozenset({
 
 
 class Body(BaseModel):
-    """A JSON object: unknown keys are mistakes, values are never converted to another type, null is as good as none."""
+    """A JSON object: unknown keys are errors, values are never converted to another type, null counts as absent."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
@@ -106,7 +106,7 @@ class Body(BaseModel):
 
 
 class StreamOptions(Body):
-    """What a stream has besides text."""
+    """Options of a stream."""
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
@@ -114,7 +114,7 @@ class StreamOptions(Body):
 
 
 class Extras(Body):
-    """What is specctl's own: in place of the profile's policy and draft, and whether rounds are wanted."""
+    """specctl's own parameters: policy and draft in place of the profile's, and whether to report rounds."""
 
     policy: str | None = None
     draft: bool = True
@@ -122,7 +122,7 @@ class Extras(Body):
 
 
 class NamedSchema(Body):
-    """A JSON schema as OpenAI's clients send it; every one is held to, ``strict`` or not."""
+    """A JSON schema in OpenAI's format; it is always enforced, ``strict`` or not."""
 
     name: str
     schema_: dict[str, Any] | bool | None = Field(default=None, alias="schema")
@@ -131,14 +131,14 @@ class NamedSchema(Body):
 
 
 class ResponseFormat(Body):
-    """What the text is to be."""
+    """The format of the text."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: NamedSchema | None = None
 
     @property
     def asked(self) -> dict[str, Any] | bool | None:
-        """The schema that the text must fit; None for any text."""
+        """The schema that the text must match; None for any text."""
         if self.type == "text":
             return None
         named = self.json_schema.schema_ if self.type == "json_schema" and self.json_schema is not None else None
@@ -149,7 +149,7 @@ Stop = Annotated[str, Field(min_length=1, max_length=1000)]
 
 
 class TextBody(Body):
-    """What both kinds of requests have; what is left out or null is the profile's."""
+    """Parameters of both kinds of requests; the profile's values replace absent or null ones."""
 
     model: str | None = None
     stream: bool | None = None
@@ -176,17 +176,17 @@ class TextBody(Body):
     _order: Mapping[str, int] = PrivateAttr(default_factory=dict)
 
     def first(self, faults: Iterable[ApiError]) -> ApiError | None:
-        """Of several faults the one of the parameter that stands first in the body; None without any."""
+        """The error about the parameter that comes first in the body; None without errors."""
         return _first(faults, self._order)
 
     @property
     def limit(self) -> tuple[str, int | None]:
-        """The parameter that limits new tokens, and to how many."""
+        """The parameter that limits new tokens, and its value."""
         return "max_tokens", self.max_tokens
 
     @property
     def likeliest(self) -> int | None:
-        """How many of the likeliest ids are given at each token; None without log-probabilities."""
+        """The number of likeliest ids to report at each token; None without log-probabilities."""
         raise NotImplementedError
 
 
@@ -194,7 +194,7 @@ Ids = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
 
 
 class CompletionBody(TextBody):
-    """Of ``/v1/completions``."""
+    """The body of ``/v1/completions``."""
 
     prompt: str | Ids | Annotated[list[str], Field(min_length=1)] | Annotated[list[Ids], Field(min_length=1)]
     logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
@@ -212,7 +212,7 @@ def _messages(value: Any) -> Any:
 
 
 class ChatBody(TextBody):
-    """Of ``/v1/chat/completions``."""
+    """The body of ``/v1/chat/completions``."""
 
     messages: Annotated[Sequence[Message], BeforeValidator(_messages)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -237,18 +237,18 @@ PARTS: Mapping[str, type[Body]] = {
 }
 """Parameters that are objects."""
 OWN_NAMES = {"max_new_tokens": "max_tokens", "json_schema": "response_format"}
-"""Keys of a profile's sampling table that have another name in requests."""
+"""Request parameters with another name in a profile's sampling table."""
 CHOICES = {
     "prompt": "a text, token ids, or a list with one of these",
     "stop": "a text of 1 to 1000 characters, or at most 16 of them",
 }
-"""What parameters must be that may be of several types."""
+"""The allowed values of parameters with several types."""
 
 
 SOME = {"prompt": "a", "messages": [{"role": "user", "content": "a"}]}
-"""What stands for a prompt that is missing or wrong while the rest of a body is judged."""
+"""Stands in for a missing or wrong prompt while the rest of a body is checked."""
 NEEDS = {"stream_options": "stream", "top_logprobs": "logprobs"}
-"""Parameters that need another one; their faults are left out where that one is wrong."""
+"""Parameters that need another one; their errors are omitted if the other one is wrong."""
 MUSTS = {
     "model_type": "must be an object",
     "dict_type": "must be an object",
@@ -257,22 +257,22 @@ MUSTS = {
     "int_type": "must be a whole number",
     "float_type": "must be a number",
 }
-"""What is wrong with a value, by pydantic's name of the mistake, in the words of JSON."""
+"""Messages about values by pydantic's error type, in JSON's terms."""
 
 
 def body_of(
     kind: type[TextBody], data: Any, model: str, more: Callable[[TextBody], Iterable[ApiError]] = lambda _: ()
 ) -> TextBody:
-    """A checked body.
+    """Check a body.
 
     Args:
         kind: of the request.
         data: its body, from JSON.
-        model: the one that is served.
-        more: further faults of a body with the right types; called where there is a fault, which may come later.
+        model: the served model's name.
+        more: finds further errors in a body with the right types; called only if there is an error already.
 
     Raises:
-        ApiError: the fault of the parameter that stands first in the body; missing ones come last.
+        ApiError: about the parameter that comes first in the body; missing ones come last.
     """
     if not isinstance(data, Mapping):
         raise ApiError(400, "the body is JSON, but not an object")
@@ -313,7 +313,7 @@ def body_of(
 
 
 def _empty(key: str, value: Any, data: Mapping[str, Any]) -> bool:
-    """Whether a known parameter's value asks for nothing, and is not one that it has by its type."""
+    """Whether a known parameter's value has no effect and is not of the parameter's type."""
     if key == "stream_options":
         return not data.get("stream") and isinstance(value, Mapping) and not any(value.values())
     if key == "top_logprobs":
@@ -356,10 +356,10 @@ def _disagreements(body: TextBody) -> Iterator[ApiError]:
 
 
 def _mistake(details: Sequence[ErrorDetails], kind: type[TextBody], given: Mapping[str, Any]) -> ApiError:
-    """What is wrong with one parameter; pydantic lists a mistake for each type that it may have."""
+    """The error about one parameter; pydantic lists an error for each type that it may have."""
     detail = details[0]
     place = _place(detail, given)
-    # Of objects with few parameters each is one of its own.
+    # Parameters within small objects are reported by their own name.
     key = ".".join(place[:2] if place[0] in ("specctl", "stream_options") else place[:1])
     if detail["type"] == "extra_forbidden":
         key = ".".join(place)
@@ -377,7 +377,7 @@ def _mistake(details: Sequence[ErrorDetails], kind: type[TextBody], given: Mappi
 
 
 def _place(detail: ErrorDetails, given: Mapping[str, Any]) -> list[str]:
-    """The keys that lead to a mistake, without the types that pydantic tried."""
+    """The path of keys to an error, without the types that pydantic tried."""
     found: list[str] = []
     value: Any = given
     for number, part in enumerate(detail["loc"], start=1):

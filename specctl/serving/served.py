@@ -1,4 +1,4 @@
-"""What a server writes with, a pair here or replicas of it, and what may be asked of it."""
+"""The pair that a server uses, here or in replicas, and the parameters that it offers."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -24,19 +24,19 @@ from specctl.text_engine.processes import ProcessEngine
 
 @dataclass(frozen=True, slots=True)
 class PairFacts:
-    """What has to be known of a pair by a process that has not loaded it."""
+    """Facts about a pair for a process that has not loaded it."""
 
-    spelling: Spelling | None  # of the target's tokenizer; None where only transformers has all of it
+    spelling: Spelling | None  # the target tokenizer's spelling; None if only transformers can run it
     # eos, context, vocabulary: see `Pair`
     eos: frozenset[int]
     context: int
     vocabulary: int
-    offer: dict[str, Any]  # what may be asked, see `offer`
-    texts: int  # how many it writes at once
+    offer: dict[str, Any]  # see `offer`
+    texts: int  # the number of texts it writes at once
 
     @classmethod
     def of(cls, pair: Pair, offered: dict[str, Any], texts: int) -> Self:
-        """Those of a pair that is loaded."""
+        """The facts about a loaded pair."""
         tokenizer = light(pair.tokenizer)
         spelling = tokenizer.spelling if isinstance(tokenizer, BareTokenizer) else None
         return cls(spelling, pair.eos, pair.context, pair.vocabulary, offered, texts)
@@ -47,10 +47,10 @@ class Served:
     """A pair that is served."""
 
     engine: TextEngine  # of `served_writer`
-    profile: Profile  # how the pair is used, with the draft that is at work
+    profile: Profile  # the pair's profile, with the draft that is used
     facts: PairFacts  # of the pair
     tokenizer: Tokenizer  # the target's
-    workers: int | None = None  # processes that have loaded the pair; None where this one has
+    workers: int | None = None  # processes that have loaded the pair; None if this process has
 
     @classmethod
     def here(
@@ -63,17 +63,17 @@ class Served:
         *,
         compiles: bool = False,
     ) -> Self:
-        """A pair of this process.
+        """Serve a pair in this process.
 
-        Caches are kept from text to text: a prompt that begins like one that they hold is read from where they differ.
+        Caches persist between texts: of a prompt that shares a prefix with a cached text, only the rest is read.
 
         Args:
             pair: loaded; nothing else uses it.
-            profile: how it is used.
-            name: what clients call the model.
-            passes: for the rows, `specctl.text_engine.pair_rows.passes_of`; None to write one text at a time.
+            profile: its settings.
+            name: the model's name for clients.
+            passes: for the rows, from `specctl.text_engine.pair_rows.passes_of`; None to write one text at a time.
             warn: receives a message when memory runs out.
-            compiles: whether the engine compiles grammars itself, while other texts go on.
+            compiles: whether the engine itself compiles grammars, while other texts continue.
         """
 
         def compiling(asked: tuple[TextRequest, bool]) -> "Future[Compiled | None] | None":
@@ -90,19 +90,19 @@ class Served:
 
     @classmethod
     def by_workers(cls, engine: ProcessEngine, profile: Profile, tokenizer: Callable[[], Tokenizer]) -> Self:
-        """A pair that processes have loaded with `here`; ``tokenizer`` loads the target's."""
+        """Serve a pair that processes have loaded with `here`; ``tokenizer`` loads the target's tokenizer."""
         facts: PairFacts = engine.about
         known = tokenizer() if facts.spelling is None else BareTokenizer(facts.spelling, tokenizer)
         return cls(engine, profile, facts, known, engine.count // engine.places)
 
     @property
     def texts(self) -> int:
-        """How many are written at once."""
+        """The number of texts written at once."""
         return self.facts.texts * (self.workers or 1)
 
     @property
     def affinity(self) -> Affinity | None:
-        """Chooses among the places of processes."""
+        """The choice of processes' places by their caches."""
         return None if self.workers is None else Affinity(self.engine.count // self.workers)
 
     def room(self, prompt: Sequence[int]) -> int:
@@ -111,12 +111,12 @@ class Served:
 
 
 def offer(pair: Pair, profile: Profile, name: str) -> dict[str, Any]:
-    """A JSON document: the model's name, the sampling and policy of the profile, and what `specctl.policy` may name.
+    """A JSON document: the model's name, the profile's sampling and policy, and the values of `specctl.policy`.
 
     Args:
         pair: loaded, and not in use yet.
-        profile: how it is used.
-        name: what clients call the model.
+        profile: its settings.
+        name: the model's name for clients.
     """
     draft, sampling = profile.draft, profile.sampling
     drafters = NamedDrafters(pair, draft)
@@ -135,7 +135,7 @@ def offer(pair: Pair, profile: Profile, name: str) -> dict[str, Any]:
 
 
 def _fits(drafters: NamedDrafters, policy: str) -> bool:
-    """Whether a policy can stop the pair's draft: some read what a trained head says."""
+    """Whether a policy can stop the pair's draft; some policies need a trained head."""
     try:
         return drafters.of(policy) is not None
     except (ProfileError, UsageError):

@@ -1,4 +1,4 @@
-"""Turns bodies into requests for texts, and passes what the engine's thread reports to the endpoints."""
+"""Turns bodies into requests for texts, and passes the engine thread's events to the endpoints."""
 
 import asyncio
 import secrets
@@ -21,23 +21,24 @@ from specctl.serving.request_body import ApiError, ChatBody, CompletionBody, Tex
 from specctl.serving.served import Served
 from specctl.serving.text_thread import CLOSING, ClosedError, Event, Reports, TextThread, Ticket, Wrote
 
-LOOK_SECONDS = 0.02  # Between looks whether the models' thread has ended
+LOOK_SECONDS = 0.02  # Seconds between checks whether the models' thread has ended
 GATHERED_SECONDS = 0.016
-"""How long rounds after the first may wait, a frame of a screen: a round may take a millisecond, and reporting it half
-as long."""
+"""How long rounds after the first may wait to be reported: one frame of a screen. A round may take a millisecond, and
+reporting it half as long.
+"""
 SETTINGS = [name for name in NAMES if name in SamplingTable.model_fields]
-"""Of the sampling table that a body may have under the same name."""
+"""Keys of the sampling table with the same name in a body."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a request may ask for."""
+    """Limits of a request."""
 
     body: int = 4 << 20  # bytes of a request's body
-    tokens: int | None = None  # new tokens; None for what the context holds
+    tokens: int | None = None  # new tokens; None for as many as the context holds
     waiting: int = 256  # requests that may wait
-    seconds: float = 600.0  # until a request ends, waiting included
-    body_seconds: float = 30.0  # until its body is there
+    seconds: float = 600.0  # seconds until a request ends, waiting included
+    body_seconds: float = 30.0  # seconds until its body has arrived
 
 
 class Service:
@@ -45,12 +46,12 @@ class Service:
 
     Args:
         served: writes the texts.
-        limits: of requests.
+        limits: limits of each request.
 
     Attributes:
-        thread: writes.
+        thread: runs the engine.
         failed: called once if the models fail.
-        offer: a JSON document about what may be asked besides OpenAI's parameters.
+        offer: a JSON document with the parameters beyond OpenAI's.
     """
 
     def __init__(self, served: Served, limits: Limits | None = None) -> None:
@@ -65,22 +66,22 @@ class Service:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closing: asyncio.Future[None]  # done when no more texts are begun
         self._news = deque[tuple[Ticket, Event]]()
-        self._looks = False  # whether a look of the event loop is due
-        self._reported_at = self._apart = 0.0  # when something happened last, and the time between the last two
+        self._looks = False  # whether the event loop will look for events
+        self._reported_at = self._apart = 0.0  # the time of the last event, and the interval between the last two
         self._next: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Begin to write; in the event loop in which requests are answered."""
+        """Start the engine's thread; call it in the event loop that answers requests."""
         self._loop = asyncio.get_running_loop()
         self._closing = self._loop.create_future()
         self.thread.start()
 
     async def drain(self) -> None:
-        """Take no more requests, and wait until the texts that are being written are."""
+        """Take no more requests, and wait until running texts are finished."""
         self.thread.close()
         if not self._closing.done():
             self._closing.set_result(None)
-        # No thread waits: the event loop would wait for that thread when a second signal ends it.
+        # Polls instead of waiting in a thread, for which the event loop would wait after a second signal.
         with suppress(TimeoutError):
             async with asyncio.timeout(self.limits.seconds):
                 while self.thread.alive:
@@ -88,7 +89,7 @@ class Service:
 
     @contextmanager
     def asked(self, ticket: Ticket) -> Iterator[None]:
-        """A request that is taken; after the block its text is not wanted any more.
+        """Take a request; at the block's end its text is cancelled if unfinished.
 
         Raises:
             BusyError, ClosedError: it is not taken.
@@ -100,11 +101,7 @@ class Service:
             self.thread.cancel(ticket)
 
     def request(self, body: TextBody) -> TextRequest:
-        """What a request asks for.
-
-        Raises:
-            ApiError: it asks for what cannot be.
-        """
+        """Turn a body into a request for a text; raises ApiError if it cannot be fulfilled."""
         prompt, faults = self._read(body)
         if (fault := body.first(faults)) is not None:
             raise fault
@@ -112,11 +109,11 @@ class Service:
         return TextRequest(tuple(prompt), self._settings(body), policy=extras.policy, draft=extras.draft)
 
     def faults(self, body: TextBody) -> list[ApiError]:
-        """Why `request` would not take a body."""
+        """The errors with which `request` would reject a body."""
         return self._read(body)[1]
 
     def _read(self, body: TextBody) -> tuple[list[int], list[ApiError]]:
-        """The prompt of a body, and what it asks that cannot be."""
+        """A body's prompt, and the errors of its other parameters."""
         faults = list(self._beyond(body))
         prompt: list[int] = []
         try:
@@ -131,18 +128,18 @@ class Service:
         return prompt, faults
 
     async def compiled(self, request: TextRequest, ended: asyncio.Future[Any]) -> Compiled | None:
-        """The grammar of a request, compiled before its turn, in which all other texts would wait for it.
+        """Compile a request's grammar in advance, so that other texts do not wait for it.
 
-        None without one, and where replicas write: they compile what is only tried here, each for its own texts.
+        None without a grammar, and with replicas: here the grammar is only validated, each replica compiles its own.
 
         Args:
-            request: that is to be taken.
-            ended: done when the client has left or its time is up, which ends the compiling.
+            request: the request to take.
+            ended: done when the client has left or its time is up, which stops the compilation.
 
         Raises:
             RecordError: it cannot be compiled.
             ClosedError: no more texts are written.
-            Exception: what `ended` raises.
+            Exception: raised by `ended`.
         """
         if (source := source_of(request.settings)) is None:
             return None
@@ -173,7 +170,7 @@ class Service:
         return list(prompt)
 
     def _beyond(self, body: TextBody) -> Iterator[ApiError]:
-        """Settings that this server or its models do not have."""
+        """Errors about settings beyond this server's or its models' limits."""
         name, limit = body.limit
         most = self.limits.tokens
         if limit is not None and most is not None and limit > most:
@@ -197,7 +194,9 @@ class Service:
         return own if most is None else own.model_copy(update={"max_new_tokens": min(own.max_new_tokens, most)})
 
     def _report(self, reports: Reports) -> None:
-        """Called in the engine's thread: rounds wait for the next look; a text's first one and its end do not."""
+        """Receive events in the engine's thread: a text's first round and its end are passed on at once, other rounds
+        later.
+        """
         now = monotonic()
         self._apart, self._reported_at = now - self._reported_at, now
         self._news.extend(reports)
@@ -209,10 +208,10 @@ class Service:
             self._loop.call_soon_threadsafe(self._look)
 
     def _look(self) -> None:
-        """Hand out what has happened; while that is often, look again soon instead of being called by the thread."""
+        """Pass on new events. While events are frequent, poll instead of waiting for the thread's call."""
         if self._next is not None:
             self._next.cancel()
-        self._looks = False  # before the events are taken, so that none is left without a look
+        self._looks = False  # before the events are taken, so that no event is missed
         if self._hand_out() and self._apart < GATHERED_SECONDS:
             self._looks = True
             self._next = asyncio.get_running_loop().call_later(GATHERED_SECONDS, self._look)

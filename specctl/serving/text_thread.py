@@ -1,4 +1,4 @@
-"""The one thread that runs a server's engine, and the requests that it has: waiting, written and ended."""
+"""The one thread that runs a server's engine, and its requests: waiting, running and ended."""
 
 import threading
 from collections import Counter, deque
@@ -20,15 +20,15 @@ from specctl.text_engine.dispatch import Dispatcher, GivenUp
 from specctl.text_engine.engine import Answered, Part, Restarted, TextEngine, Writer
 
 CLOSING, FAILED = "the server is shutting down", "the models have failed"
-BUSY = 256  # Tokens of a prompt that a text under way counts as much as: it takes its replica's time too
+BUSY = 256  # The cost of a running text in prompt tokens when a replica is chosen
 
 
 class BusyError(SpecctlError):
-    """As many requests wait as may."""
+    """The queue of requests is full."""
 
 
 class ClosedError(SpecctlError):
-    """No more requests are taken, and those that wait are not begun."""
+    """No more requests are taken, and waiting ones do not begin."""
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,11 @@ class Wrote:
     """A round of a text."""
 
     round: Round  # as it ended
-    known: int = 0  # how many of its first tokens were reported already: where memory runs out a text begins again
+    known: int = 0  # the number of its first tokens that were reported already, before the text started over
 
     @cached_property
     def tokens(self) -> tuple[int, ...]:
-        """Those that are new."""
+        """The tokens not reported yet."""
         return self.round.emitted[self.known :]
 
 
@@ -61,20 +61,20 @@ class Ended:
 
 
 Event = Wrote | Ended | Exception
-"""What is reported of a request: its rounds, if they are wanted, and then its text or why there is none."""
+"""An event of a request: its rounds, if wanted, then its text or an error."""
 
 
 class Ticket:
-    """A request on its way.
+    """A request and its progress.
 
     Args:
         request: the text.
         receive: called with events, in order, in the event loop.
-        every: whether each round is reported, or the text alone.
+        every: whether each round is reported, or only the finished text.
 
     Attributes:
-        cancelled: set when the text is not wanted any more.
-        grammar: keeps the compiled grammar of the text until that has begun.
+        cancelled: set when the text is no longer wanted.
+        grammar: the compiled grammar, until the text has begun.
     """
 
     def __init__(
@@ -89,22 +89,22 @@ class Ticket:
 
     @property
     def reported(self) -> int:
-        """How many of its tokens were reported."""
+        """The number of reported tokens."""
         return len(self._reported)
 
     def restart(self, *, lost: bool) -> None:
-        """The text is written from its beginning again: its replica ended, or else memory ran out."""
+        """Note that the text starts over, because its replica ended or memory ran out."""
         self._written, self._lost = 0, lost
 
     def wrote(self, round_: Round) -> Wrote | RecordError:
-        """What is new of a round; an error where the text differs from what was reported of it."""
+        """The new part of a round; a RecordError if the text differs from the reported tokens."""
         tokens = round_.emitted
         known = self._reported[self._written : self._written + len(tokens)]
         if tuple(known) != tokens[: len(known)]:
             if self._lost:
-                what = "the worker that wrote this text ended, and another one wrote it otherwise"
+                what = "the worker that wrote this text ended, and another one wrote a different text"
                 return RecordError("worker_died", what)
-            what = "memory ran out, and the text went on otherwise when it was begun again"
+            what = "memory ran out, and the text came out differently when it was started over"
             return RecordError("out_of_memory", what)
         self._written += len(tokens)
         self._reported += tokens[len(known) :]
@@ -115,12 +115,12 @@ Reports = Sequence[tuple[Ticket, Event]]  # What happened, in order
 
 
 def served_writer(pair: Pair, profile: Profile, saved: Callable[[], int] = lambda: 0) -> Writer:
-    """What writes a server's texts in an engine: a `TextRequest`, with whether each round is wanted, becomes `Ended`.
+    """The writer of a server's texts: it takes a `TextRequest` and whether rounds are wanted, and returns `Ended`.
 
     Args:
-        pair: loaded, or a row's.
-        profile: says which draft is at work and what stops it.
-        saved: counts the prompt tokens that the target did not read for a row, because another one had them.
+        pair: a loaded pair, or a row's.
+        profile: has the draft and its policy.
+        saved: returns the number of prompt tokens that the target copied from another row.
     """
     session, drafters = Session(pair, None, keep_caches=True), NamedDrafters(pair, profile.draft)
 
@@ -141,33 +141,33 @@ def served_writer(pair: Pair, profile: Profile, saved: Callable[[], int] = lambd
         except SpecctlError as error:
             return error
         kept = session.kept + saved() - before
-        # A text that is read again on the other side of a rotation's border finds its prompt a second time.
+        # A text that is read again past a rotary border (LongRoPE) finds its prompt a second time.
         return Ended(completion, min(kept, completion.prompt_tokens - 1), begun)
 
     return write
 
 
 class Affinity:
-    """Chooses places of replicas, whose caches hold the last texts, one for each place.
+    """Chooses a replica's place for a text by the text that each place last cached.
 
-    That is a guess: where it is wrong it costs time only, for a replica itself looks for what it holds.
+    This is a guess. A wrong one only costs time, because a replica checks its own caches.
 
     Args:
-        places: of a replica; the places of the first have the first numbers.
+        places: the number of places of each replica; the first replica's places come first.
     """
 
     def __init__(self, places: int) -> None:
         self._places = places
-        self._texts: dict[int, Sequence[int]] = {}  # ids by place, the one that changed last at the end
+        self._texts: dict[int, Sequence[int]] = {}  # ids by place, most recently changed last
 
     def choose(self, asked: tuple[TextRequest, bool], free: Sequence[int], busy: Iterable[int]) -> int:
-        """The place for a text, which then holds its prompt."""
+        """Choose a text's place and note its prompt there."""
         place = self.place(asked[0].prompt, free, busy)
         self.holds(place, asked[0].prompt)
         return place
 
     def place(self, prompt: Sequence[int], free: Sequence[int], busy: Iterable[int]) -> int:
-        """The place for a prompt: of the replica with the least to do for it, that with the oldest text.
+        """The best place for a prompt: the replica with the least work, and there the place with the oldest text.
 
         Args:
             prompt: ids.
@@ -188,33 +188,33 @@ class Affinity:
         return min(free, key=cost)
 
     def holds(self, place: int, text: Sequence[int]) -> None:
-        """A place's text, or as much of it as is known."""
+        """Note a place's text, or its known part."""
         self._texts.pop(place, None)
         self._texts[place] = text
 
     def lost(self, place: int) -> None:
-        """The replica of a place has ended, and with it what all of its places held."""
+        """Forget the caches of a replica that has ended, given one of its places."""
         first = place // self._places * self._places
         for one in range(first, first + self._places):
             self._texts.pop(one, None)
 
 
 class TextThread:
-    """Runs an engine. Requests wait in one queue until it has a place; what is written is reported after every round.
+    """Runs an engine. Requests wait in one queue for a place; new text is reported after every round.
 
-    A text may begin again, because memory ran out or its replica ended. What was reported of it stays: a text that
-    then goes on otherwise, as a sampled one may whose policy reads clocks, is an error.
+    A text may start over because memory ran out or its replica ended. Reported tokens stay valid: a text that then
+    differs is an error. A sampled text may differ if its policy reads clocks.
 
     Args:
         engine: of `served_writer`; the thread alone uses it, and closes it at its end.
-        texts: how many texts it writes at once.
+        texts: the number of texts it writes at once.
         most_waiting: requests that may wait.
-        report: called in the thread, and in those that close it, with what happened.
+        report: called with events, in this thread and in those that close it.
         affinity: chooses places; None for the engine's best.
 
     Attributes:
         texts: as given.
-        died: what ended the thread, if an error did.
+        died: the error that ended the thread, if any.
     """
 
     def __init__(
@@ -233,7 +233,7 @@ class TextThread:
             affinity,
         )
         self._dispatcher: Dispatcher[Ticket] = Dispatcher(engine, None if affinity is None else affinity.choose)
-        self._unwanted = deque[Ticket]()  # whose texts are to be ended
+        self._unwanted = deque[Ticket]()  # tickets whose texts are to be stopped
         self._lock = threading.Lock()  # of the two that follow
         self._line: deque[Ticket] = deque()
         self._closing = False
@@ -284,7 +284,7 @@ class TextThread:
         self._engine.wake()
 
     def cancel(self, ticket: Ticket) -> None:
-        """End a text before its end, within a round; nothing more is reported of it."""
+        """Stop a text within a round; no further event of it is reported."""
         ticket.cancelled = True
         with self._lock:
             if ticket in self._line:
@@ -294,12 +294,12 @@ class TextThread:
         self._engine.wake()
 
     def close(self) -> None:
-        """Take no more requests, reject those that wait, and finish what is being written."""
+        """Take no more requests, reject waiting ones, and finish running texts."""
         self._report([(ticket, ClosedError(CLOSING)) for ticket in self._close()])
         self._engine.wake()
 
     def give_up(self) -> None:
-        """`close`, and end what is being written."""
+        """Like `close`, but stop running texts."""
         self.close()
         written = self._dispatcher.begun
         for ticket in written:
@@ -309,7 +309,7 @@ class TextThread:
         self._engine.wake()
 
     def join(self, seconds: float) -> None:
-        """Wait until what is being written is finished."""
+        """Wait until running texts are finished."""
         self._thread.join(seconds)
 
     def _close(self, died: Exception | None = None) -> list[Ticket]:
@@ -340,17 +340,17 @@ class TextThread:
             self._engine.close()
 
     def _take(self) -> None:
-        """Hand the engine what waits, as long as it has places."""
+        """Give waiting requests to the engine's free places."""
         while self._line and self._dispatcher.room():
             with self._lock:
-                if not self._line:  # it went away in this moment
+                if not self._line:  # its client has just left
                     return
                 ticket = self._line.popleft()
             if not ticket.cancelled:
                 self._dispatcher.submit(ticket, (ticket.request, ticket.every))
 
     def _events(self, ticket: Ticket, event: Part | Restarted | Answered | GivenUp) -> Reports:
-        """What is reported of an event, if anything."""
+        """Report an event, if it is wanted."""
         if isinstance(event, Part):
             if ticket.cancelled:
                 return []

@@ -1,4 +1,4 @@
-"""The program of a process of `ProcessEngine`: questions on standard input, answers on what was standard output."""
+"""The program of a `ProcessEngine` process: questions arrive on stdin, answers leave on the original stdout."""
 
 import os
 import pickle
@@ -26,7 +26,7 @@ def framed(value: Any) -> bytes:
 
 
 class Frames:
-    """The values that arrive on a descriptor; of a frame that was cut off nothing is seen.
+    """Reads values from a descriptor; an incomplete frame yields nothing.
 
     Attributes:
         ended: whether the other end is closed.
@@ -38,7 +38,7 @@ class Frames:
         self.ended = False
 
     def arrived(self) -> Iterator[Any]:
-        """Read once, which waits where nothing is there, and yield the values that are whole by now."""
+        """Read once, blocking if there is no data, and yield the complete values."""
         try:
             found = os.read(self._descriptor, _BLOCK)
         except BlockingIOError:
@@ -54,14 +54,14 @@ class Frames:
             yield pickle.loads(body)
 
 
-FAILED = 3  # The exit code of a process that failed over a question of a job that `restarts`
+FAILED = 3  # The exit code of a process that failed on a question of a job that `restarts`
 
 Send = Callable[[str, Any], None]
-"""Sends an event of a question: ``part``, ``restarted`` or ``answer``, and what it is known by with the value."""
+"""Sends an event of a question: ``part``, ``restarted`` or ``answer``, then the question's key and the value."""
 
 
 class Host:
-    """Puts questions that come when they come to an engine of this process.
+    """Passes incoming questions to an engine in this process.
 
     Args:
         engine: answers.
@@ -72,15 +72,15 @@ class Host:
         self._engine, self._send = engine, send
         self._questions: SimpleQueue[tuple[Any, Any]] = SimpleQueue()
         self._waiting: list[tuple[Any, Any]] = []
-        self._known: dict[int, Any] = {}  # by place what its question is known by
+        self._known: dict[int, Any] = {}  # the key of each place's question
 
     def put(self, known_by: Any, question: Any) -> None:
-        """Take a question, or None to cancel the one that is known by this; may be called by any thread."""
+        """Take a question, or None to cancel the one with this key. Any thread may call this."""
         self._questions.put((known_by, question))
         self._engine.wake()
 
     def run(self) -> None:
-        """Answer for ever."""
+        """Answer questions forever."""
         while True:
             self._take()
             for event in self._engine.step():
@@ -108,7 +108,7 @@ class Host:
             self._engine.submit(free[0], question)
 
     def _cancel(self, known_by: Any) -> None:
-        """Drop a question; the answer to it, which frees its place for the other process, is None."""
+        """Drop a question. It is answered with None, which frees its place in the parent process."""
         there = any(one == known_by for one, _ in self._waiting)
         self._waiting = [(one, question) for one, question in self._waiting if one != known_by]
         for place in [place for place, one in self._known.items() if one == known_by]:
@@ -120,10 +120,10 @@ class Host:
 
 
 def main() -> None:
-    """Load what the first frame asks for, then answer each further one."""
+    """Load the job in the first frame, then answer the questions in all later frames."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started this one decides what Ctrl-C ends
     asked, answers = os.dup(0), os.dup(1)
-    os.dup2(2, 1)  # what libraries print is not an answer
+    os.dup2(2, 1)  # keeps output printed by libraries out of the answers
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     lock, ended = Lock(), Event()
 

@@ -1,4 +1,4 @@
-"""What is above an engine: questions in order, put again where they were lost, or dropped. The same for all engines."""
+"""Scheduling on top of any engine: questions are submitted in order, resubmitted after a loss, or cancelled."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,25 +13,25 @@ from specctl.text_engine.engine import Answered, Part, Restarted, TextEngine
 
 T = TypeVar("T")
 
-WINDOW = 8  # Questions for each place that may be under way or wait after the oldest one without an answer
-DEATHS = 2  # After this many ended processes with no other question, the question is given up
+WINDOW = 8  # Per place, the number of questions that may follow the oldest unanswered one
+DEATHS = 2  # A question is given up after it alone was on this many processes that ended
 PAUSE = 0.05  # Seconds until a source that had nothing is asked again
 Choose = Callable[[Any, Sequence[int], Iterable[int]], int]
-"""Chooses a place for a question, of those that are free, given those that are busy."""
+"""Chooses one of the free places for a question, given the busy ones."""
 Asked = tuple[T, Any]
-"""What a question belongs to, which stays here, and the question; None where there is nothing to ask."""
+"""An owner, which stays in this process, and its question; None if there is nothing to ask."""
 
 
 @dataclass(frozen=True, slots=True)
 class GivenUp:
-    """Stands for an answer: the question ended `DEATHS` processes, the last one as ``why`` says."""
+    """Takes the place of an answer: the question ended `DEATHS` processes, the last one for the reason ``why``."""
 
     why: str
 
 
 @dataclass(slots=True, eq=False)
 class _Held(Generic[T]):
-    """A question on its way, and the processes that ended over it alone."""
+    """A question without an answer, and the number of processes that ended with it as their only question."""
 
     of: T
     question: Any
@@ -39,7 +39,7 @@ class _Held(Generic[T]):
 
 
 class Dispatcher(Generic[T]):
-    """Puts questions to an engine's places as these become free; what was lost goes before all others.
+    """Submits questions to an engine's places as they become free; lost questions come first.
 
     Args:
         engine: answers.
@@ -53,7 +53,7 @@ class Dispatcher(Generic[T]):
 
     @property
     def begun(self) -> list[T]:
-        """What is answered now, or waits because what answered it has ended."""
+        """Owners of questions that are running, or that wait for a resubmission after a loss."""
         return [held.of for held in (*list(self._waiting), *list(self._asked.values()))]
 
     @property
@@ -71,7 +71,7 @@ class Dispatcher(Generic[T]):
         return max(0, len(self._engine.free()) - len(self._waiting))
 
     def submit(self, of: T, question: Any) -> None:
-        """Take a question, which is put to a place in the next step; ``of`` comes back with all that happens to it."""
+        """Queue a question for the next step; ``of`` is its owner, which accompanies all of its events."""
         self._waiting.append(_Held(of, question))
 
     def cancel(self, of: T) -> None:
@@ -82,7 +82,7 @@ class Dispatcher(Generic[T]):
             self._engine.cancel(place)
 
     def step(self, seconds: float | None = None) -> list[tuple[T, Part | Restarted | Answered | GivenUp]]:
-        """What happened next, see `TextEngine.step`; a question's last event is `Answered` or `GivenUp`."""
+        """The next events, see `TextEngine.step`; a question's last event is `Answered` or `GivenUp`."""
         self.hand_out()
         happened: list[tuple[T, Part | Restarted | Answered | GivenUp]] = []
         for event in self._engine.step(seconds):
@@ -105,9 +105,9 @@ class Dispatcher(Generic[T]):
         return happened
 
     def hand_out(self) -> None:
-        """Put what waits to the places that are free."""
+        """Submit waiting questions to the free places."""
         while self._waiting and (free := self._engine.free()):
-            # Without a choice a process gets as many questions as it takes before the next one gets any.
+            # Without ``choose``, a process is filled before the next one gets any question.
             for place in free if self._choose is None else free[:1]:
                 if self._waiting:
                     held = self._waiting.popleft()
@@ -124,18 +124,18 @@ def in_order(
     *,
     part: Callable[[T, Part | Restarted], None] = lambda *_: None,
 ) -> Iterator[tuple[T, Any]]:
-    """What each question belongs to with its answer, in the order of the questions, each once.
+    """Yield each question's owner and answer, in the order of the questions.
 
-    Questions are taken only as far as the window reaches, so a slow answer holds up no more than that in memory.
+    Only ``window`` questions are taken ahead, so a slow answer keeps a bounded number of later answers in memory.
 
     Args:
         engine: answers the questions.
         tasks: questions in order; None where the next one is not there yet, see `arriving`.
-        window: how many may be taken and not handed out; `WINDOW` for each place by default.
-        part: receives parts of answers as they come, whether or not earlier questions are answered.
+        window: the number of questions that may be taken and not yet yielded; by default `WINDOW` per place.
+        part: receives parts of answers at once, even if earlier questions are unanswered.
 
     Yields:
-        The answer is None where there was no question, and `GivenUp` for one that ended too many processes.
+        The answer is None if the task has no question, and `GivenUp` if the question ended too many processes.
 
     Raises:
         SpecctlError: as `TextEngine.step`.
@@ -181,7 +181,7 @@ class _Place(Generic[T]):
 
 
 def as_finished(engine: TextEngine, tasks: Iterable[Asked[T]]) -> Iterator[tuple[T, Any]]:
-    """`in_order`, each as soon as it is answered; questions are taken as places become free."""
+    """Like `in_order`, but yields each answer at once; questions are taken as places become free."""
     dispatcher: Dispatcher[T] = Dispatcher(engine)
     source = iter(tasks)
     while True:
@@ -205,12 +205,12 @@ def as_finished(engine: TextEngine, tasks: Iterable[Asked[T]]) -> Iterator[tuple
 
 
 def arriving(source: Iterable[T], wake: Callable[[], None] = lambda: None, ahead: int = 64) -> Iterator[T | None]:
-    """What a source gives, with None whenever it has nothing yet: for pipes, where the next line may come late.
+    """Yield a source's items, and None whenever the next one has not arrived yet, as with slow pipes.
 
     Args:
-        source: is read by a thread of its own.
-        wake: called in that thread when something has arrived, such as `TextEngine.wake`.
-        ahead: how many items it may be ahead.
+        source: read by a separate thread.
+        wake: called in that thread when an item has arrived, such as `TextEngine.wake`.
+        ahead: the number of items that the thread may read ahead.
     """
     items: Queue[list[T] | BaseException | None] = Queue(ahead)
     closed = Signal()

@@ -1,15 +1,15 @@
-"""The seam between what asks for texts and what writes them: questions go to places, events come back."""
+"""The interface between callers that need texts and engines that write them: questions go in, events come out."""
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 
-MOST_FAILURES = 3  # How often a process is started again without having answered a question in between
+MOST_FAILURES = 3  # The number of restarts of a process without an answer in between
 
 Answer = Callable[[Any], Any]
-"""Answers a question. In another process both are plain values: dictionaries, lists, text, bytes, numbers."""
+"""Answers a question. Between processes, both are plain values: dictionaries, lists, text, bytes, numbers."""
 Writer = Callable[[Any], Generator[Any, None, Any]]
-"""Answers a question in parts: yields each part, or None for one that is not asked for, and returns the answer."""
+"""Answers a question in parts: yields each part, or None for an unwanted one, and returns the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +22,11 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """What answered the question of a place has ended; the place is free, and the question has no answer."""
+    """The process that answered a place's question has ended. The place is free; the question has no answer."""
 
     place: int
     why: str  # how it ended
-    alone: bool = True  # whether no other question was lost with it; else any of them may be the reason
+    alone: bool = True  # whether it was the only question lost; else any of them may be the cause
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,25 +39,25 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Restarted:
-    """The question of a place is answered from the beginning again: its parts so far count no more."""
+    """The answer to a place's question starts over: discard its earlier parts."""
 
     place: int
-    lost: bool = False  # whether what answered it has ended; else its memory ran out
+    lost: bool = False  # whether the process ended; else memory ran out
 
 
 Event = Answered | Lost | Part | Restarted
 
 
 class TextEngine(Protocol):
-    """Answers questions, such as requests for texts, as many at once as it has places.
+    """Answers questions, such as requests for texts: one for each of its places at a time.
 
-    What ends unexpectedly is started again by the engine until it has failed `MOST_FAILURES` times in a row; its
-    questions come back as `Lost`. `specctl.text_engine.dispatch` submits them again.
+    The engine restarts a process that ends unexpectedly, until it has failed `MOST_FAILURES` times in a row. The
+    questions of such a process come back as `Lost`. `specctl.text_engine.dispatch` submits them again.
     """
 
     @property
     def count(self) -> int:
-        """Questions that are answered at once, whether or not all of the engine is ready."""
+        """The number of places, including those of processes that are not ready yet."""
 
     @property
     def ready(self) -> int:
@@ -67,27 +67,27 @@ class TextEngine(Protocol):
         """Places that can take a question now, the best first."""
 
     def submit(self, place: int, question: Any) -> None:
-        """Put a question to a free place."""
+        """Submit a question to a free place."""
 
     def cancel(self, place: int) -> None:
-        """Drop the question of a place: no event follows. The place is free now or once its writer has noticed."""
+        """Drop a place's question: no event follows. The place becomes free now, or once the writer has noticed."""
 
     def step(self, seconds: float | None = None) -> list[Event]:
-        """Go on until something has happened, perhaps only that a place became free.
+        """Work until an event has happened, or a place has become free.
 
         Args:
-            seconds: the longest wait where nothing is being answered; None waits for `wake`.
+            seconds: the longest wait while no question is running; None waits for `wake`.
 
         Raises:
-            TextEngineError: nothing is left that could answer.
-            SpecctlError: what a writer raised instead of loading or answering.
+            TextEngineError: no process is left to answer.
+            SpecctlError: a writer raised it while loading or answering.
         """
 
     def wake(self) -> None:
         """Let `step` return; may be called by any thread."""
 
     def close(self) -> None:
-        """End what answers, unless it is to stay."""
+        """End the processes, except those kept warm."""
 
     def __enter__(self) -> Self: ...
 
@@ -101,7 +101,7 @@ def wait_until_ready(engine: TextEngine) -> None:
 
 
 def whole(answer: Answer) -> Writer:
-    """A function that answers a question at once, as a writer without parts."""
+    """Turn a function that answers a question into a writer without parts."""
 
     def write(question: Any) -> Generator[Any, None, Any]:
         yield from ()
@@ -116,18 +116,18 @@ class Places:
 
     count: int = 1  # how many
     asked: set[int] = field(default_factory=set)  # those with a question
-    cancelled: set[int] = field(default_factory=set)  # those of them whose answer is not wanted
+    cancelled: set[int] = field(default_factory=set)  # those of them that were cancelled
     failures: int = 0  # how often the process ended since it last answered a question
     # answers to go during which it gets one question at a time, because one of several ended the last process
     careful: int = 0
 
     def free(self) -> list[int]:
-        """Those that a question may be put to."""
+        """Places that can take a question."""
         left = [place for place in range(self.count) if place not in self.asked]
         return (left[:1] if not self.asked else []) if self.careful else left
 
     def answered(self, place: int) -> bool:
-        """A question has its answer; returns whether that is wanted."""
+        """Note an answer, and return whether it is wanted."""
         self.asked.discard(place)
         self.failures, self.careful = 0, max(0, self.careful - 1)
         wanted = place not in self.cancelled
@@ -135,7 +135,7 @@ class Places:
         return wanted
 
     def lost(self) -> list[int]:
-        """The process ended: the places whose questions have no answer, each to be put before those ahead of it."""
+        """Note the process's end, and return the places of its questions in the order to requeue them at the front."""
         lost = sorted(self.asked, reverse=True)
         self.failures, self.careful = self.failures + 1, len(lost) if len(lost) > 1 else self.careful
         wanted = [place for place in lost if place not in self.cancelled]

@@ -17,13 +17,14 @@ from specctl.text_engine.pair_rows import SharedBeginnings, keeping, split
 from specctl.text_engine.row_count import Batch, chosen_passes
 
 ROUND = 16
-"""Passes after which rows have ended a round, or read long prompts: then a text that is alone has its next one."""
+"""Batch passes between two rounds of the inline text: about one round of a row."""
 RowWriter = Callable[[Pair, Callable[[], int]], Writer]
-"""Makes the writer of a row from its pair and a function that counts the prompt tokens that other rows saved it."""
+"""Makes a row's writer from its pair and a function that counts the prompt tokens copied from other rows."""
 
 
 class Rows:
-    """Texts that share passes. A row whose text has ended takes the next one at once, its prompt in others' passes.
+    """Texts that share passes. A row whose text has ended takes the next one at once; its prompt joins the shared
+    passes.
 
     Args:
         hub: makes the passes.
@@ -31,15 +32,15 @@ class Rows:
         warn: receives a message when memory runs out.
 
     Attributes:
-        rounds: parts of texts so far.
+        rounds: the number of parts so far, over all texts.
     """
 
     def __init__(self, hub: Hub[Any], writers: Sequence[Writer], warn: Callable[[str], None] = lambda _: None) -> None:
         self._hub, self._writers, self._warn = hub, writers, warn
-        self._asked: dict[int, tuple[int, Any]] = {}  # by row a place and its question, the oldest first
-        self._again: deque[int] = deque()  # rows whose questions made room for others
+        self._asked: dict[int, tuple[int, Any]] = {}  # by row, its place and question; oldest first
+        self._again: deque[int] = deque()  # rows whose texts were stopped to free memory
         self._most = len(writers)
-        self._rested = list(range(self._most))  # whose last text ended first, and may be overwritten first
+        self._rested = list(range(self._most))  # idle rows, to be overwritten in this order
         self._happened: list[Event] = []
         self.rounds = 0
 
@@ -57,10 +58,10 @@ class Rows:
 
         Args:
             pair: loaded.
-            passes: shared; other rows may be over the same ones in turn, unless ``kept``.
-            writer: makes what writes in a row.
+            passes: the shared ones; unless ``kept``, other rows may use them at another time.
+            writer: makes a row's writer.
             warn: receives a message when memory runs out.
-            kept: whether beginnings that another text has or had are copied instead of read, see `keeping`.
+            kept: whether prefixes cached by another row are copied instead of read, see `keeping`.
         """
         passes = keeping(pair, passes) if kept else passes
         hub, pairs = split(pair, passes)
@@ -86,7 +87,7 @@ class Rows:
         return bool(self._asked)
 
     def idle(self) -> list[int]:
-        """Rows that can take a text now."""
+        """Rows that can take a text now, the best first."""
         free = [row for row in self._rested if row not in self._asked]
         return free[: max(0, self._most - len(self._asked))]
 
@@ -98,7 +99,7 @@ class Rows:
     def advance(self) -> list[Event]:
         """Make one pass of the hub.
 
-        Where memory runs out, half of the texts, those begun last, make room, and begin again when others have ended.
+        If memory runs out, the newest half of the texts is stopped and starts over when other texts have ended.
         """
         while self._again and len(self._hub.busy) < self._most:
             self._begin(self._again.popleft())
@@ -114,7 +115,7 @@ class Rows:
                 self._hub.give_up(row)
                 self._happened.append(Restarted(self._asked[row][0]))
             self._again = deque(row for row in self._asked if row in {*written[self._most :], *self._again})
-            self._warn(f"memory ran out with {len(written)} texts at once; from here on it is {self._most}")
+            self._warn(f"memory ran out with {len(written)} texts at once; the limit is {self._most} from now on")
         happened, self._happened = self._happened, []
         return happened
 
@@ -150,18 +151,18 @@ class Rows:
 class HereEngine:
     """The `TextEngine` of this process.
 
-    A text that is alone is written inline, round by round, as if there were no rows; others that come meanwhile take
-    rows. Without ``alone`` every text takes a row, so that its passes have the same shape whatever else is written.
+    A single text is written inline, round by round, without a batch; texts that arrive meanwhile take rows. Without
+    ``alone`` every text takes a row, so its passes have one shape whatever else is written.
 
     Args:
-        alone: writes a text that is alone; None where all texts take rows.
+        alone: writes a single text inline; None if all texts take rows.
         rows: of several texts at once; None for one text at a time.
-        make: in place of ``rows``, makes them when that number of questions is there; None where that does not pay.
-            Making and timing passes takes long, so it is asked again only when twice as many are there.
-        prepare: called with a question before it is begun; what waits for its future does not hold up others. An error
-            of it is the answer.
-        places: questions that may be taken at once where ``make`` is given.
-        about: sent to the process that uses this engine from outside; it is pickled.
+        make: in place of ``rows``, makes them for that number of questions; returns None if batching does not pay.
+            Making and timing passes is slow, so the next call comes only once the number has doubled.
+        prepare: called with each question before it begins. A question that waits for the future does not block others;
+            an error of the future becomes the answer.
+        places: the number of questions taken at once if ``make`` is given.
+        about: sent to the parent process, pickled.
     """
 
     def __init__(
@@ -178,10 +179,10 @@ class HereEngine:
         self.count = rows.count if rows is not None else places
         self.ready = 1
         self._preparing: dict[int, tuple[Any, Future[Any]]] = {}  # by place
-        self._prepared: dict[int, Any] = {}  # by place, what was made for its last question
+        self._prepared: dict[int, Any] = {}  # by place, the result of `prepare` for its last question
         self._waiting: dict[int, Any] = {}  # by place, the oldest first
         self._playing: tuple[int, Generator[Any, None, Any]] | None = None  # the text that is alone
-        self._tried = 1  # as many that were there were not enough for rows
+        self._tried = 1  # the largest number of questions for which rows did not pay
         self._woken = Signal()
 
     @classmethod
@@ -217,9 +218,7 @@ class HereEngine:
         if self._rows is not None:
             taken.update(self._rows.places)
         if self._make is None and self._rows is not None:
-            room = (
-                len(self._rows.idle()) - len(self._preparing) - len(self._waiting)
-            )  # a text that is alone takes no row
+            room = len(self._rows.idle()) - len(self._preparing) - len(self._waiting)  # a single text takes no row
         else:
             room = self.count - len(taken)
         return [place for place in range(self.count + 1) if place not in taken][: max(0, room)]
@@ -248,7 +247,7 @@ class HereEngine:
             self._rows.cancel(place)
 
     def step(self, seconds: float | None = None) -> list[Event]:
-        """As in `TextEngine`; plays a round of the text that is alone, and one of the rows or, without it, a pass."""
+        """See `TextEngine`; writes a round of the inline text and about one of the rows, or one pass of the rows."""
         happened = self._take_prepared() if self._preparing else []
         if self._waiting:
             self._begin()
@@ -285,7 +284,7 @@ class HereEngine:
         self.close()
 
     def _take_prepared(self) -> list[Event]:
-        """Let questions wait for a place that are prepared; answer those that could not be."""
+        """Queue the questions that are prepared; answer those whose preparation failed."""
         happened: list[Event] = []
         for place, (question, preparing) in [*self._preparing.items()]:
             if preparing.done():
@@ -298,7 +297,7 @@ class HereEngine:
         return happened
 
     def _begin(self) -> None:
-        """Begin what waits where there is room: inline if nothing else is written or waits, else in a row."""
+        """Begin waiting questions: inline if there is only one and no other text, else in free rows."""
         if self._make is not None and self._rows is None and len(self._waiting) >= 2 * self._tried:
             self._tried = len(self._waiting)
             self._rows = self._make(self._tried)

@@ -1,4 +1,4 @@
-"""Several texts at once: each is written by its own loop, and what they ask of a model is read in one pass."""
+"""Several texts at once: each has its own decoding loop, and their requests to a model share one pass."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,10 +15,10 @@ from specctl.policies.cost_optimal import CostOptimalText, JointCostOptimal
 
 
 class Request(Protocol):
-    """What a text asks for.
+    """A text's request to something shared.
 
     Attributes:
-        size: in what proportion to those it is answered with it shares the time of the answers.
+        size: its weight when the time of a shared answer is divided among the requests.
     """
 
     @property
@@ -31,16 +31,16 @@ Given = TypeVar("Given", covariant=True)
 
 
 class CrowdedError(Exception):
-    """There is not enough memory to answer all texts at once; what they asked for can still be answered."""
+    """There is not enough memory to answer all texts at once; their requests can still be answered one by one."""
 
 
 class Shared(Protocol[Asked, Given]):
-    """What several texts are given at once: the passes of a model (`Passes`), or a decision about all of them."""
+    """A resource that serves several texts at once: a model's passes (`Passes`), or a joint decision."""
 
     def run(self, requests: Sequence[Asked], /) -> Sequence[Given]:
-        """An answer to each, at most one of a text; an exception is raised in that text alone.
+        """Answer requests, at most one of each text; an exception as an answer is raised in that text alone.
 
-        If it raises one itself, each request is answered alone: answering again must give the same.
+        If `run` itself raises, each request is answered alone, so repeating a request must give the same answer.
         """
 
 
@@ -48,24 +48,23 @@ class Shared(Protocol[Asked, Given]):
 class _Text(Generic[T]):
     """A text that is being written."""
 
-    row: int  # whose caches it has
-    run: greenlet  # what writes it, up to where it waits for a pass
+    row: int  # the row whose caches it uses
+    run: greenlet  # its loop, suspended while it waits for a pass
     clock: float = 0.0  # seconds of its own work and of its shares of passes, as `working_seconds` returns them to it
 
 
 @dataclass(slots=True)
 class Hub(Generic[T]):
-    """Runs every text until it waits, and then does once what all need that wait for the same.
+    """Runs every text until it waits, then answers all requests to the same resource in one call.
 
-    A text's loop knows nothing of the others: it is a greenlet, and what `asker` gives switches to the hub until the
-    answer is there. What is first in the order comes first, so that a verification waits for the last text that
-    drafts. The time of answers is shared out by the requests' sizes: each text's clock goes on by its own work and its
-    shares alone, so that the times of all rounds add up to the time of the run, and no text takes waiting for others
-    for its own price.
+    A text's loop is a greenlet that knows nothing of the other texts: a call of its `asker` switches to the hub until
+    the answer exists. Resources are served in order, so verification waits for the last text that drafts. An answer's
+    time is divided by the requests' sizes. A text's clock counts only its own work and its shares, so the times of all
+    rounds add up to the run's time and waiting is not counted as a cost.
     """
 
-    order: Sequence[Shared[Any, Any]]  # what is shared, a draft's passes before those of what verifies it
-    # called with each row in which a text begins, before it asks for anything
+    order: Sequence[Shared[Any, Any]]  # the shared resources, a draft's passes before its verifier's
+    # called with each row in which a text begins, before its first request
     begins: Callable[[int], None] = lambda _: None
     _asked: list[list[tuple[_Text[T], Request]]] = field(init=False, repr=False)
     _texts: dict[greenlet, _Text[T]] = field(init=False, repr=False, default_factory=dict)
@@ -75,7 +74,7 @@ class Hub(Generic[T]):
         self._asked = [[] for _ in self.order]
 
     def asker(self, shared: Shared[Asked, Given]) -> Callable[[Asked], Given]:
-        """What a text calls with a request to something in the order, and waits for its answer."""
+        """The function that sends a text's request to a resource in the order and returns the answer."""
         number = next(number for number, each in enumerate(self.order) if each is shared)
 
         def ask(request: Asked) -> Given:
@@ -104,13 +103,13 @@ class Hub(Generic[T]):
         self._texts[text.run] = text
         self._resume(text)
 
-    # Here, since a text that leaves the mode would leave it for all.
+    # Set here, because a text that left the mode would leave it for all texts.
     @in_inference_mode
     def advance(self) -> list[tuple[int, T]]:
-        """Answer those who wait for the first thing in the order, if any text waits, and go on with them.
+        """Answer all requests to the first requested resource in the order, and resume their texts.
 
         Returns:
-            The rows whose texts have ended since the last call, with what they gave.
+            The rows whose texts have ended since the last call, with the texts' results.
 
         Raises:
             CrowdedError: memory ran out while several texts were being written.
@@ -138,7 +137,7 @@ class Hub(Generic[T]):
 
     @in_inference_mode  # as the text was, which leaves the mode that it began in
     def give_up(self, row: int) -> None:
-        """End the text of a row before its end; the row is free then."""
+        """Stop the text of a row; the row is then free."""
         for waiting in self._asked:
             waiting[:] = [(text, request) for text, request in waiting if text.row != row]
         for text in [text for text in self._texts.values() if text.row == row]:
@@ -147,7 +146,7 @@ class Hub(Generic[T]):
             self._texts.pop(text.run, None)
 
     def close(self) -> None:
-        """Give up the texts that have not ended."""
+        """Stop all unfinished texts."""
         for row in self.busy:
             self.give_up(row)
 
@@ -166,7 +165,7 @@ class Hub(Generic[T]):
 
 
 def _alone(shared: Shared[Asked, Given], request: Asked) -> Given | Exception:
-    """The answer to one text, after one to several failed."""
+    """Answer one request alone, after a joint answer failed."""
     try:
         return shared.run([request])[0]
     except Exception as error:
@@ -174,9 +173,9 @@ def _alone(shared: Shared[Asked, Given], request: Asked) -> Given | Exception:
 
 
 class Decisions:
-    """`Shared` of a hub: how far texts draft, decided when all that draft have asked.
+    """Decides jointly how far texts draft, once every drafting text has asked.
 
-    Its place in the hub's order is after the drafts' passes and before the target's.
+    In the hub's order it comes after the drafts' passes and before the target's.
     """
 
     def __init__(self) -> None:
@@ -186,9 +185,9 @@ class Decisions:
     def policy(self, setting: Setting, row: int, ask: Callable[[CostOptimalText], int]) -> StoppingPolicy:
         """A new policy of a setting's top level for a row.
 
-        Rows of one setting share what decides for them together. A row that asks again begins again, and shares with
-        those that do so too. In a chain each row decides for itself: a round of copies asks and teaches its policy
-        nothing, and a decision for all would wait for a row that does not ask.
+        Rows of one setting share a joint policy. A row that calls this again starts over and shares with other rows
+        that do. In a chain with a lookup each row decides for itself: rounds of copied tokens neither ask nor train the
+        policy, and a joint decision would wait for a row that does not ask.
 
         Args:
             setting: of one draft.
@@ -207,12 +206,12 @@ class Decisions:
         return policy
 
     def begin(self, row: int) -> None:
-        """A text begins in a row, whatever became of the one before it."""
+        """Reset a row for a new text, however the previous one ended."""
         for policy in self._rows.get(row, ()):
             policy.forget()
 
     def run(self, rows: Sequence[CostOptimalText]) -> list[int]:
-        """As in `Shared`; an error is raised in all texts, because asking again text by text would hide it."""
+        """See `Shared`; an error is raised in all texts, because asking again one by one would hide it."""
         try:
             return self._limits(rows)
         except Exception as error:

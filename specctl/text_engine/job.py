@@ -1,4 +1,4 @@
-"""What every replica does: its job, the models that it loads, and what of the machine it gets. No torch here."""
+"""A replica's job, its models, and its share of the machine. This module does not import torch."""
 
 import os
 import pickle
@@ -21,26 +21,26 @@ from specctl.text_engine.engine import Answer, TextEngine
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What every replica does."""
+    """The job of every replica."""
 
-    # ``package.module:function``, imported in the replica alone, so that the command need not import torch. It is
-    # called once with the setup and the replica's ``number``, loads what answers need, and gives the function that
-    # answers.
+    # ``package.module:function``, imported in the replica alone, so the command need not import torch. It is called
+    # once with the setup and the replica's ``number``, loads the models and returns the function that answers.
     maker: str
     setup: Mapping[str, Any]  # its keyword arguments; they are pickled
-    # names of those that differ from command to command and make no other replica
+    # names of arguments that vary between commands without making a replica unusable
     passing: frozenset[str] = frozenset()
-    sources: "Sources | None" = None  # the command's models, which are to be the replica's; None for a job without any
-    # whether a replica that fails over a question ends, so that another one is started, instead of the error ending the
-    # command
+    sources: "Sources | None" = (
+        None  # the command's models, which the replica must match; None for a job without models
+    )
+    # whether an error on a question ends the replica, which is then restarted, instead of ending the command
     restarts: bool = False
 
     def begin(self, number: int) -> Answer | TextEngine:
-        """Load what answers need; ``number`` is the replica's, from 0: one is enough to say what all would.
+        """Load the models; ``number`` is the replica's, from 0, so that only one repeats a common message.
 
         Returns:
-            A function that answers one question after the other; or an engine of the replica's own, which answers
-            several at once, perhaps in parts.
+            A function that answers one question at a time, or an engine in the replica, which answers several at once
+            and may answer in parts.
 
         Raises:
             ModelError: the models are not those of the command, or were written while they were loaded.
@@ -59,11 +59,11 @@ class Job:
 
 
 class ReplicaError(SpecctlError):
-    """Replicas cannot be used, or cannot be used any more."""
+    """Replicas cannot be used, or no longer."""
 
 
 def portable(error: Exception) -> Exception:
-    """An exception that can be sent to another process: itself, or where it does not pickle, its name and message.
+    """An exception that can be sent to another process: itself, or a ReplicaError if it cannot be pickled.
 
     With ``SPECCTL_DEBUG`` it carries the traceback as a note.
     """
@@ -82,11 +82,11 @@ _SHARE = "Replicas read models from the command's paths. Put them on a file syst
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """What a command found under the names of its models."""
+    """The files that a command found under its models' names."""
 
-    folder: str  # the command's current folder, from which relative paths count
+    folder: str  # the command's working directory, the base of relative paths
     profiles: tuple[Profile, ...]  # name the models
-    # of each model or head that is a local folder, the absolute path, by what messages call it
+    # the absolute path of each local model or head, by its name in messages
     paths: Mapping[str, str]
     relative: bool  # whether one of them is named by a relative path
     identities: Mapping[str, str]  # of each model or head `Contents.identities`
@@ -110,7 +110,7 @@ class Sources:
         return cls(str(Path.cwd()), profiles, paths, relative, contents.identities())
 
     def enter(self) -> list[Any]:
-        """Make relative paths mean what they mean to the command, and find the same files there; gives their `state`.
+        """Change to the command's working directory, check that its files are there, and return their `state`.
 
         Raises:
             ModelError: a folder is not there, or holds something else.
@@ -139,7 +139,7 @@ class Sources:
         return state
 
     def state(self) -> list[Any]:
-        """Cheap to find, and another as soon as a file is written again, with whatever contents, or a commit moves."""
+        """A cheap fingerprint that changes whenever a file is rewritten or a commit moves."""
         return _state(_found(self.profiles)[0])
 
     def _other(self, subject: str, here: str, found: str) -> ModelError:
@@ -157,7 +157,7 @@ class Sources:
 
 
 def _found(profiles: Iterable[Profile]) -> tuple[Contents, dict[str, str]]:
-    """The files of all models, and the models' names, by what messages call each."""
+    """All models' files and the models' names, by name in messages."""
     files: dict[str, list[Path]] = {}
     commits: dict[str, str] = {}
     names: dict[str, str] = {}
@@ -173,13 +173,13 @@ def _found(profiles: Iterable[Profile]) -> tuple[Contents, dict[str, str]]:
 
 
 def _state(contents: Contents) -> list[Any]:
-    """Of the hub's, the commit alone: their files never change, and loading downloads more of them."""
+    """For hub models the commit alone: their files never change, and loading may download more of them."""
     local = {subject: files for subject, files in contents.files.items() if subject not in contents.commits}
     return [contents.commits, Contents(local).changes()]
 
 
 def _name(profile: Profile, key: str) -> str:
-    """What a profile calls the model or head that `Contents` has under a key."""
+    """The profile's name of the model or head that `Contents` has under a key."""
     *_, table = (profile.target, *(profile.draft.levels if profile.draft is not None else ()))[: key.count("draft") + 1]
     head = table.head if isinstance(table, DraftTable) and key.endswith(".head") else None
     return table.model if head is None else head
@@ -192,10 +192,10 @@ _SPREAD = ("balanced", "balanced_low_0", "sequential")
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one replica gets."""
+    """One replica's share of the machine."""
 
-    threads: int  # of its passes on the CPU
-    # as CUDA_VISIBLE_DEVICES names them; None where the replica uses none, or there are none
+    threads: int  # for passes on the CPU
+    # names as in CUDA_VISIBLE_DEVICES; None if the replica uses no GPU or there is none
     gpus: tuple[str, ...] | None = None
     alone: bool = True  # whether no other replica has one of these GPUs
 
@@ -214,8 +214,9 @@ def gpus_here(environ: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def gpus_needed(profile: Profile, there: int) -> int:
-    """How many of these GPUs a replica of a profile's pair uses: as many as its devices name or its models have
-    shards, all for models that are spread, one for ``auto``, none on the CPU."""
+    """The number of GPUs that one replica of a profile's pair uses. Named devices and shards are counted; spread models
+    use all GPUs, ``auto`` one, models on the CPU none.
+    """
     tables = (profile.target, *(profile.draft.levels if profile.draft else ()))
     needed = max((table.shards or 0 for table in tables if table.device != "cpu"), default=0) if there else 0
     for device in _devices(profile):
@@ -238,8 +239,8 @@ def shares(
 ) -> list[Share]:
     """A share of this machine for each replica.
 
-    GPUs are dealt out whole, as many to each replica; where there are fewer than replicas they are shared. ``auto`` is
-    one replica for as many GPUs as the profile's devices need, or without GPUs one for each core.
+    Every replica gets the same number of whole GPUs; with fewer GPUs than replicas, GPUs are shared. ``auto`` starts
+    one replica for each set of GPUs that the profile needs, or without GPUs one for each core.
 
     Args:
         workers: number of replicas.

@@ -437,7 +437,7 @@ class Actor:
         self._released.set()
 
     def retire(self) -> None:
-        """End for good, unless a command is being answered."""
+        """Exit without a restart, unless an answer is in progress."""
         import ray
 
         with self._lock:

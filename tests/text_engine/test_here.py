@@ -66,7 +66,7 @@ def test_the_youngest_make_room_and_begin_again(error: Exception, room: int) -> 
     assert found == [(question, question * 10) for question in questions]
     assert begun.count((0, 5)) == 1, "the oldest one goes on"
     assert len(begun) == len(questions) + (3 if room == 1 else 2)
-    assert said[0] == "memory ran out with 4 texts at once; from here on it is 2"
+    assert said[0] == "memory ran out with 4 texts at once; the limit is 2 from now on"
     assert len(said) == (2 if room == 1 else 1)
 
 
@@ -75,7 +75,7 @@ def test_a_text_alone_is_told_that_memory_ran_out() -> None:
     with rows_of(Room(0, error), 2, begun, said.append) as rows:
         found = dict(in_order(rows, [(question, question) for question in (3, 2)]))
     assert found == {3: error, 2: error}
-    assert said == ["memory ran out with 2 texts at once; from here on it is 1"]
+    assert said == ["memory ran out with 2 texts at once; the limit is 1 from now on"]
 
 
 def test_another_error_takes_nobodys_place() -> None:
@@ -91,7 +91,7 @@ def test_a_text_that_waits_for_room_may_be_cancelled_and_the_others_begin_again(
         for place, question in enumerate((2, 2, 3, 3)):
             rows.submit(place, question)
         assert rows.step() == [Restarted(2), Restarted(3)]
-        assert said == ["memory ran out with 4 texts at once; from here on it is 2"]
+        assert said == ["memory ran out with 4 texts at once; the limit is 2 from now on"]
         rows.cancel(2)
         answers = dict[int, int]()
         while len(answers) < 3:

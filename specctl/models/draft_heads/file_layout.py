@@ -43,7 +43,7 @@ class Verifier:
 def write_head(folder: Path, head: ChainHead | BlockHead, verifier: Verifier) -> None:
     """Write model.safetensors, and last config.json, each file completely or not at all.
 
-    What the head borrows of its verifier is left out.
+    Weights borrowed from the verifier are not written.
 
     Args:
         folder: made if it does not exist.
@@ -119,7 +119,9 @@ def published_weights(head: nn.Module, prefixes: Mapping[str, str]) -> dict[str,
 
 
 class HeadFile:
-    """The files of a draft head, read next to its verifier; what does not fit is a ModelError that names the head."""
+    """The files of a draft head, read next to its verifier. Anything that does not fit raises a ModelError that names
+    the head.
+    """
 
     config: Mapping[str, Any]  # the contents of config.json
     weights: dict[str, torch.Tensor]  # the network's tensors by their names in the file
@@ -140,7 +142,7 @@ class HeadFile:
         }
 
     def filled(self, make: Callable[[], Network], prefixes: Mapping[str, str]) -> Network:
-        """The network that ``make`` makes, with the file's weights, in eval mode; see `published_names`.
+        """The network that ``make`` builds, in eval mode with the file's weights; see `published_names`.
 
         Raises:
             ModelError: a tensor is missing, unknown, of another shape, or not of finite numbers.
@@ -151,7 +153,7 @@ class HeadFile:
         return head.eval()
 
     def fill(self, head: nn.Module, weights: Mapping[str, torch.Tensor], names: Mapping[str, str]) -> None:
-        """Give a head on the meta device its weights, neither copied nor cast; ``names`` are those in the file."""
+        """Assign weights to a head on the meta device, neither copied nor cast; ``names`` are the names in the file."""
         wanted = {names[own]: weight for own, weight in head.state_dict().items()}
         self._refuse("lacks", wanted.keys() - weights.keys())
         self._refuse("holds unknown", weights.keys() - wanted.keys())
@@ -196,7 +198,9 @@ class HeadFile:
         return None if len(ids) == vocabulary else ids
 
     def require_same(self, what: str, own: int, verifiers: int) -> None:
-        """Raise a ModelError unless a number of the head is the verifier's; ``what`` as in ``a vocabulary of``."""
+        """Raise a ModelError unless a size of the head equals the verifier's; ``what`` is its name, as in ``a
+        vocabulary of``.
+        """
         if own != verifiers:
             raise ModelError(
                 f"{self.subject} needs {what} {own}; the verifier has {verifiers}.",
@@ -223,8 +227,8 @@ class HeadFile:
     def context(self, shape: LayerShape) -> int:
         """The most tokens that the head can read: at least the verifier's.
 
-        Published heads name the length that they were trained with. Beyond it less of a draft may be accepted, but
-        rotary positions continue, and a limit would end the text.
+        Published heads name their training length. Beyond it acceptance may fall, but rotary positions continue,
+        whereas a limit would end the text.
         """
         return max(shape.max_positions, context_length(self.target) or 0)
 
@@ -289,16 +293,16 @@ _ROPE = frozenset(
     }
 )
 _SAME_IN_TEXT = frozenset({"mrope_section", "mrope_interleaved"})
-"""How positions in time, height and width share an attention head: in text all three are the same."""
+"""Multimodal rotary sections: for text, the positions in time, height and width are the same."""
 
 
 class HeadConfig:
-    """A table of a config.json whose keys are taken one by one, so that none is overlooked; null counts as absent.
+    """A table of a config.json. Keys are removed as they are read, so an unknown key is noticed; null counts as absent.
 
     Args:
         values: the table.
         subject: the draft head, for messages, such as ``The draft head 'a/b'``.
-        path: of the table in the file, with a dot at its end; empty for the whole file.
+        path: the table's dotted path in the file with a trailing dot; empty for the whole file.
     """
 
     def __init__(self, values: Mapping[str, Any], subject: str, path: str = "") -> None:
@@ -323,7 +327,7 @@ class HeadConfig:
         return value
 
     def has(self, key: str) -> bool:
-        """Whether a key is there and was not taken."""
+        """Whether a key is present and not yet taken."""
         return key in self._left
 
     def ids(self, key: str) -> tuple[int, ...] | None:
@@ -341,7 +345,7 @@ class HeadConfig:
         return tuple(value or ())
 
     def mapping(self, key: str) -> dict[str, Any]:
-        """What a table within this one holds, but for nulls; empty where absent."""
+        """A nested table without its nulls; empty where absent."""
         value = self._left.pop(key, None)
         if value is not None and not isinstance(value, dict):
             raise self.wrong(key, value, "a table")
@@ -379,7 +383,7 @@ class HeadConfig:
 
 
 def layer_windows(config: HeadConfig, count: int) -> tuple[int, ...]:
-    """Take the keys of sliding windows: that of each of ``count`` layers, 0 where it sees the whole text.
+    """Take the keys of sliding windows: the window of each of ``count`` layers, 0 for unlimited attention.
 
     Raises:
         ModelError: a layer is of another kind, or has a window without a size or that is not in use.
@@ -439,7 +443,7 @@ def layer_shape(config: HeadConfig, *, qk_norm: bool, rope_theta: float | None =
 
 
 def transformer_table(shape: LayerShape, vocabulary: int, num_layers: int) -> dict[str, Any]:
-    """What `layer_shape` reads, with other keys of transformers' configurations."""
+    """The keys that `layer_shape` reads, with further keys of transformers' configurations."""
     return {
         "model_type": "qwen3" if shape.qk_norm else "llama",
         "vocab_size": vocabulary,

@@ -16,13 +16,13 @@ from specctl.models.running.passes import Passes, Request
 
 @dataclass(frozen=True, slots=True)
 class Borrowed:
-    """A module of the verifier that a head computes with, held so that it is neither moved, trained nor saved."""
+    """A verifier module that a head uses, wrapped so that it is not moved, trained or saved with the head."""
 
     module: Any
 
 
 class DraftHead(nn.Module):
-    """A network that drafts from the states of the model that verifies it."""
+    """A network that drafts from the hidden states of its verifier."""
 
     kind: str  # its name in flags and files
     # the verifier's layers whose states it reads; i is the input of decoder layer i, -1 the last state after the final
@@ -53,14 +53,13 @@ class DraftHead(nn.Module):
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         """Embeddings ``(..., H)`` of ids ``(...)``.
 
-        The verifier's are read without the factor that some models multiply theirs by: heads are trained on the
-        weights.
+        The factor by which some verifiers scale their embeddings is not applied: heads are trained on the raw weights.
         """
         return embedding(ids, (self._embeddings.module if self._embeddings else self.embed_tokens).weight)
 
     @property
     def borrowed(self) -> list[nn.Module]:
-        """The verifier's modules that it computes with."""
+        """The verifier's modules that the head uses."""
         held = [one.module for one in vars(self).values() if isinstance(one, Borrowed)]
         return [module for module in held if module is not None]
 
@@ -81,7 +80,7 @@ class DraftHead(nn.Module):
         return layer
 
     def vocabulary_in(self, whole: int) -> DraftVocabulary | None:
-        """The ids of its logits' columns among V; None if D = V."""
+        """The verifier's id of each logit column; None if D = V."""
         return None if self.tokens is None else DraftVocabulary(self.tokens.tolist(), whole)
 
     def widened(self, logits: torch.Tensor) -> torch.Tensor:
@@ -108,7 +107,7 @@ class DraftHeadPasses(Passes):
     _columns: int  # of the head's logits, those of ids that both share
 
     def _run_head(self, head: DraftHead, vocabulary: int) -> None:
-        """Take over what the network decides."""
+        """Copy the settings that the network determines."""
         self.head, self.vocabulary = head, vocabulary
         self.draft_vocabulary = ids = head.vocabulary_in(vocabulary)
         self._columns = vocabulary if ids is None else len(ids)

@@ -1,4 +1,4 @@
-"""How draft heads are trained: what a target says of its answers, drafts from every place of them, and new weights."""
+"""Training of draft heads: the target's outputs for its answers, drafts from every position, and initial weights."""
 
 import random
 from collections.abc import Callable, Iterable, Iterator
@@ -29,8 +29,8 @@ class Lesson:
     ids: torch.Tensor  # ``(N,)`` int64, the prompt and the answer x
     first: int  # the place of the answer's first token, at least 1
     states: States  # the target's, ``(N, D)`` float32 for each of the head's layers
-    # ``(A, V)`` float32, the target's at the A = N - first places before the answer's tokens: row i predicts x_(first +
-    # i)
+    # ``(A, V)`` float32, the target's logits at the A = N - first positions before the answer's tokens: row i predicts
+    # x_(first + i)
     logits: torch.Tensor
 
     @property
@@ -44,7 +44,7 @@ class Teacher:
 
     Args:
         target: a causal language model in eval mode.
-        layers: those whose states are wanted, in specctl's numbers.
+        layers: indices of the layers to watch, in specctl's numbering.
 
     Raises:
         ModelError: the target has no list of decoder layers to watch.
@@ -63,7 +63,7 @@ class Teacher:
         """Read an answer ``(A,)`` to a prompt ``(P,)``, int32 or int64, both with at least one token."""
         ids = torch.cat([prompt, answer]).long().to(self.device)
         with torch.no_grad():
-            # The row of the last token predicts what follows the answer, which nothing is compared with.
+            # The last token's logits predict the token after the answer, which has no reference.
             output = self._target(input_ids=ids[None], use_cache=False, logits_to_keep=len(answer) + 1)
         caught = self._watch.take()
         states = {layer: found.float().to(self.device) for layer, found in (caught or {}).items()}
@@ -78,7 +78,7 @@ Head = TypeVar("Head", bound=DraftHead)
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What a new head is made from."""
+    """The target's facts and weights from which a new head is built."""
 
     target: PreTrainedModel  # the model that it is to draft for
     embeddings: nn.Embedding  # of the target, a copy in float32 that is not trained
@@ -90,7 +90,7 @@ class Given:
 
     @classmethod
     def of(cls, target: PreTrainedModel, tokens: torch.Tensor | None, mask_token: int) -> "Given":
-        """For a draft vocabulary and a mask.
+        """Collect these from a target, for a draft vocabulary and a mask token.
 
         Raises:
             ModelError: the target has no embeddings or output layer that can be copied.
@@ -104,12 +104,12 @@ class Given:
         return self.embeddings.num_embeddings
 
     def existing(self, layers: Iterable[int]) -> tuple[int, ...]:
-        """Layers that a head would read, rising, moved to those that the target has; fewer where it is small."""
+        """The layers for a head to read, ascending, clipped to the target's range; fewer for a small target."""
         return tuple(sorted({min(max(layer, 0), self.depth - 1) for layer in layers}))
 
 
 def drawn(head: Head) -> Head:
-    """The head, with new random weights from torch's default generator."""
+    """The head with random weights from torch's default generator."""
     for module in head.modules():
         if isinstance(module, nn.Linear | nn.Embedding):
             nn.init.normal_(module.weight, std=STD)
@@ -146,7 +146,7 @@ def _weight(module: nn.Module | None) -> torch.Tensor | None:
 
 
 def _shape(target: PreTrainedModel) -> LayerShape:
-    """Layers like the target's first one, where its configuration has Llama's keys."""
+    """The shape of the target's first layer, if the configuration has Llama's keys."""
     config = layer_configs(target.config)[0]
     rope = getattr(config, "rope_parameters", None) or {}
     rope = rope.get("full_attention", rope)  # some have one for each kind of layer
@@ -167,7 +167,7 @@ def _shape(target: PreTrainedModel) -> LayerShape:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The j-th drafted token of R rounds."""
+    """The j-th drafted token of each of R rounds."""
 
     index: int  # j, from 0
     answer_rows: torch.Tensor  # ``(R,)`` int64, rising: which of the answer's tokens each of them predicts
@@ -182,7 +182,7 @@ def drafted_steps(
     noise: Callable[[torch.Tensor], torch.Tensor] = lambda features: features,
     longer: torch.Tensor | None = None,
 ) -> Iterator[Step]:
-    """Let a chain head draft from every place at which a round could begin, following the text.
+    """Let a chain head draft from every position where a round could begin, with teacher forcing.
 
     EAGLE-3 calls this training-time test (arXiv 2503.01840, section 3.2). A round that begins after place p has read
     the tokens up to x_p with features of true states, and then j tokens with features of its own. So the j-th token of
@@ -197,11 +197,11 @@ def drafted_steps(
         lesson: the text. The last rounds are shorter, because they end with it.
         steps: tokens of a round, at least 1.
         noise: changes the features ``(T, F)`` that come from true states.
-        longer: ``(A,)`` bool on the lesson's device, which rounds go on after their first token, by the answer's token
-            that they draft first; None for all.
+        longer: ``(A,)`` bool on the lesson's device, by the answer token that a round drafts first: whether the round
+            continues after it; None for all.
 
     Yields:
-        One step after another, as long as any round has one.
+        One `Step` for each j, until no round has further tokens.
     """
     ids, device = lesson.ids, lesson.ids.device
     begin = 0 if head.sees_first else 1
@@ -237,7 +237,7 @@ def drafted_steps(
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """The rows of R blocks that predict tokens, K in each."""
+    """The K predicting rows of each of R blocks."""
 
     logits: torch.Tensor  # ``(R, K, V)``, of heads with a sequential part given the text before each token
     confidence: torch.Tensor | None  # ``(R, K)``, logits of the predicted acceptance; None of heads that predict none
@@ -246,10 +246,10 @@ class Blocks:
 
 
 def drafted_blocks(head: BlockHead, lesson: Lesson, anchors: torch.Tensor) -> Blocks:
-    """Let a block head draft from R places at once, as DFlash is trained (arXiv 2602.06036).
+    """Let a block head draft from R positions at once, as in DFlash's training (arXiv 2602.06036).
 
-    Each place is the anchor of a block, whose other tokens are masked. A block attends to the states of the places
-    before its anchor, and to all of itself.
+    Each position is a block's anchor; the block's other tokens are masks. A block attends to the states before its
+    anchor and to all of itself.
 
     Args:
         head: in any mode.
@@ -278,8 +278,8 @@ def drafted_blocks(head: BlockHead, lesson: Lesson, anchors: torch.Tensor) -> Bl
 def law_loss(logits: torch.Tensor, target: torch.Tensor, vocabulary: torch.Tensor | None) -> torch.Tensor:
     """Cross-entropy ``(...)`` in nats of logits ``(..., V)`` with the target's distribution, of logits ``(..., V)``.
 
-    It is restricted to the draft vocabulary ``(D,)``, outside of which the head's logits are -inf. A row where the
-    target's likeliest token is not in it is 0 (EAGLE-3's code, ``cnets.py``).
+    Both distributions are restricted to the draft vocabulary ``(D,)``; elsewhere the head's logits are -inf. The loss
+    is 0 where the target's likeliest token is outside it (EAGLE-3's code, ``cnets.py``).
     """
     if vocabulary is None:
         return -(target.softmax(-1) * log_softmax(logits, -1)).sum(-1)
@@ -298,7 +298,7 @@ def new_head(
 ) -> ChainHead | BlockHead:
     """A head to train, in float32 on the device of the target's embeddings; the same seed gives the same weights.
 
-    What it shares with the target are copies in float32, neither trained nor written.
+    Weights shared with the target are float32 copies, neither trained nor written.
 
     Args:
         recipe: its kind and size.

@@ -1,6 +1,6 @@
-"""What a draft head was given of its verifier's states: those it has not read yet, and the features it made of others.
+"""The verifier's states given to a draft head: states that are still pending, and features computed from the others.
 
-No torch here: numbers are numpy's or torch's.
+This module does not import torch: arrays are numpy's or torch's.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,11 +18,10 @@ TAIL = 256  # Features that are stored of places already read, for rollbacks to 
 
 
 class PendingStates:
-    """The verifier's states of the newest places, as they came, until the draft head drafts again.
+    """The verifier's states of the newest positions, held until the draft head drafts again.
 
-    Rounds in which nothing is drafted thus cost a head next to nothing, and states are fused for all places at once.
-    Tensors are held as they are. Numpy's arrays are copied into memory that is reused for all texts, because the
-    verifier's next pass overwrites them.
+    Rounds without drafting thus cost a head almost nothing, and all pending states are fused at once. Tensors are held
+    by reference. Numpy arrays are copied into a reused buffer, because the verifier's next pass overwrites them.
 
     Attributes:
         count: the number of places that wait.
@@ -35,11 +34,11 @@ class PendingStates:
 
     @property
     def full(self) -> bool:
-        """Whether they should be read now, even if the head does not draft."""
+        """Whether the pending states should be read now, even if the head does not draft."""
         return self.count >= MOST
 
     def add(self, states: States, known: int) -> None:
-        """Take the states of the next places; the first ``known`` of them wait already or have been read.
+        """Add the states of the next positions; the first ``known`` of them are pending already or have been read.
 
         Raises:
             ValueError: ``known`` is below 0: states of places before these are missing.
@@ -84,7 +83,7 @@ class PendingStates:
         self.count = min(self.count, count)
 
     def take(self) -> States | None:
-        """All of them, which wait no longer; None if there are none. Memory of numpy's arrays is reused afterwards."""
+        """Remove and return all pending states; None if there are none. Later calls reuse numpy arrays' memory."""
         count, self.count = self.count, 0
         if not count:
             return None
@@ -95,19 +94,19 @@ class PendingStates:
 
 
 class HeadInputs:
-    """Which features a chain head reads each token with: those of the place before it, as far as they are known.
+    """The features with which a chain head reads each token: those of the previous position, if known.
 
-    Features of the places before W are known; the first of them may have been dropped. A token after them is read with
-    the features that the head wrote after the token before it.
+    Features of positions before W are known, though the oldest may have been dropped. A later token is read with the
+    features that the head itself output for the previous token.
 
     Args:
         blank: ``(1, F)``, the features of place -1, the start of the sequence: zeros, numpy's or torch's like all.
-        fuse: makes features ``(T, F)`` of states, ``(T, D)`` for each of the head's layers.
-        mask: ``(1, F)``, the features that all tokens without known ones are read with, in one pass; None where the
-            head continues from its own.
+        fuse: computes features ``(T, F)`` from states, ``(T, D)`` for each of the head's layers.
+        mask: ``(1, F)``, the features used for all tokens without known ones, in one pass; None if the head continues
+            from its own output.
 
     Attributes:
-        count: W, one more than the last place whose features are known.
+        count: W, one more than the last position with known features.
         true: tokens that were read with features of the verifier's states, all at the start of the sequence.
     """
 
@@ -121,7 +120,7 @@ class HeadInputs:
 
     @property
     def observed(self) -> int:
-        """One more than the last place whose state was given."""
+        """One more than the last position with a given state."""
         return self.count + self._pending.count
 
     def observe_states(self, start: int, states: States) -> None:
@@ -178,12 +177,12 @@ class HeadInputs:
         self._own, self._own_after = own, length + count
 
     def rollback(self, length: int) -> int:
-        """Go back to tokens that were read with features of the verifier's states; returns how many stay as read.
+        """Roll back to tokens read with the verifier's features; returns the number of tokens that stay cached.
 
-        Where the features that are needed next have been dropped, no later place counts as known.
+        If the features needed next have been dropped, no later position counts as known.
 
         Args:
-            length: tokens that stay.
+            length: the number of tokens to roll back to.
         """
         self.true = min(self.true, length)
         known, needed = self.count, self.true - 1  # the place whose features are read next

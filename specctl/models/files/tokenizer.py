@@ -1,4 +1,4 @@
-"""Tokenizers: what is asked of one, a form that needs no transformers, chat templates, and comparing two."""
+"""Tokenizers: the interface used here, a form without transformers, chat templates, and comparison."""
 
 import json
 import re
@@ -23,14 +23,14 @@ PARTS = {"role", "content"}
 
 
 class CannotRender(Exception):  # noqa: N818 - it is a finding
-    """Only transformers can render this, or say what is wrong with it."""
+    """Only transformers can render this conversation or report its fault."""
 
 
 class ChatTemplate:
-    """A chat template, rendered like in transformers, in Jinja's sandbox since it may be a stranger's program.
+    """A chat template, rendered as transformers does. Jinja's sandbox runs it, because templates are untrusted code.
 
-    ``names`` are special tokens by their names in the template. Raises CannotRender where there is no Jinja, and where
-    the template is not in its language.
+    ``names`` maps names in the template to special tokens. Raises CannotRender if Jinja is missing or cannot parse the
+    template.
     """
 
     def __init__(self, source: str, names: Mapping[str, Any]) -> None:
@@ -43,8 +43,8 @@ class ChatTemplate:
     def render(self, conversation: Sequence[Mapping[str, str]], *, add_generation_prompt: bool) -> str:
         """The text of a conversation of messages with a role and a content.
 
-        ``add_generation_prompt`` opens the assistant's turn at the end. Raises CannotRender where a message has more,
-        where there is none, and where the template raised an error.
+        ``add_generation_prompt`` opens the assistant's turn at the end. Raises CannotRender if there are no messages, a
+        message has further keys, or the template raises an error.
         """
         if not conversation or any({*message} - PARTS for message in conversation):
             raise CannotRender
@@ -65,7 +65,7 @@ def _environment() -> "ImmutableSandboxedEnvironment":
         raise CannotRender
 
     class Names(jinja2.utils.Namespace):
-        """Whose attributes with an underscore would be Python's own."""
+        """The template's names. Attributes with an underscore are rejected because they would be Python's own."""
 
         def __init__(self, **values: Any) -> None:
             super().__init__()
@@ -158,7 +158,7 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Spelling:
-    """All that a `BareTokenizer` is made from."""
+    """The data from which a `BareTokenizer` is built."""
 
     backend: str  # a tokenizer of the library ``tokenizers`` as JSON, as transformers set it up
     specials: list[tuple[str, int]]  # text and id of each special token
@@ -171,7 +171,7 @@ class Spelling:
 
     @classmethod
     def of(cls, tokenizer: "PreTrainedTokenizerBase") -> "Spelling | None":
-        """That of a transformers tokenizer; None where it does more than the library below it, or differs from it."""
+        """The spelling of a transformers tokenizer; None if it does more than the ``tokenizers`` library."""
         from transformers import PreTrainedTokenizerFast
 
         kind: Any = type(tokenizer)
@@ -204,12 +204,12 @@ class Spelling:
 
 
 class BareTokenizer:
-    """A `Tokenizer` of the library ``tokenizers``: the ids and texts of transformers' tokenizer without transformers.
+    """A `Tokenizer` that uses the ``tokenizers`` library alone and gives the same ids and texts as transformers.
 
-    ``whole`` returns transformers' tokenizer, for what `ChatTemplate` cannot render and where spaces are cleaned up.
+    ``whole`` loads transformers' tokenizer, which renders what `ChatTemplate` cannot and cleans up spaces.
 
     Attributes:
-        joins: whether the bytes of a text are those of its tokens, whatever their neighbours, as in byte-level BPE.
+        joins: whether a text's bytes are its tokens' bytes joined, independent of context, as in byte-level BPE.
 
     Raises:
         Exception: the spelling is damaged; the library raises nothing narrower.
@@ -253,7 +253,7 @@ class BareTokenizer:
         return str(self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens))
 
     def spell(self, token: int) -> str:
-        """The text of one token, nothing for a special one; cached, because streams ask for each of theirs."""
+        """The text of one token, empty for a special one. Cached, because streams ask for every token."""
         if token not in self._spelled:
             self._spelled[token] = str(self._backend.decode([token], skip_special_tokens=True))
         return self._spelled[token]
@@ -359,7 +359,7 @@ BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # SentencePiece's spelling of a byte
 
 
 def _byte_letters() -> dict[str, int]:
-    """The letters by which byte-level BPE spells the 256 bytes: printable ones as they are, the others from U+0100."""
+    """The characters for the 256 bytes in byte-level BPE: printable ones unchanged, the others from U+0100."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + place): byte for place, byte in enumerate(others)}
@@ -369,19 +369,19 @@ LETTERS = _byte_letters()
 
 
 def bytes_of_letters(token: str) -> bytes | None:
-    """The bytes of a token of byte-level BPE; None where it is spelled by other letters."""
+    """The bytes of a byte-level BPE token; None if it contains a character outside the byte alphabet."""
     letters = [LETTERS.get(letter) for letter in token]
     return None if None in letters else bytes(letter for letter in letters if letter is not None)
 
 
 def byte_of(token: str) -> int | None:
-    """The byte that SentencePiece spells like this; None for other tokens."""
+    """The byte of a SentencePiece byte token; None for other tokens."""
     found = BYTE.fullmatch(token)
     return int(found[1], 16) if found else None
 
 
 def byte_ids(tokenizer: Tokenizer) -> Mapping[int, int]:
-    """The byte of each id that is spelled as one, all 256; none where the tokenizer does not decode them as bytes."""
+    """The byte of each of the 256 byte tokens, by id; empty if the tokenizer does not decode them as bytes."""
     vocabulary = tokenizer.get_vocab()
     found = {vocabulary[name]: byte for byte in range(256) if (name := f"<0x{byte:02X}>") in vocabulary}
     euro = [vocabulary.get(f"<0x{byte:02X}>", 0) for byte in "€".encode()]
@@ -397,7 +397,7 @@ def check_vocabulary(
     target_rows: int,
     draft_rows: int,
 ) -> int:
-    """The number of ids that both models share: both models' logits are cut to ``[..., :size]``.
+    """The number of ids that both models share; logits are cut to ``[..., :size]``.
 
     Models of one family often pad their logits to different widths; ids that the tokenizer does not know are cut off.
     Every known id that the target can emit needs a row in the draft's logits too, else the cut would change the
@@ -422,9 +422,7 @@ def check_vocabulary(
 
 
 def known_ids(tokenizer: Tokenizer, rows: int) -> int:
-    """The number of a model's ids that its tokenizer knows, as far as the model has a row for them; the others are
-    padding.
-    """
+    """The number of ids that the tokenizer knows and the model has a logit for; the other logits are padding."""
     return min(max(tokenizer.get_vocab().values()) + 1, rows)
 
 
@@ -482,7 +480,7 @@ KINDS: dict[str, tuple[str, ...]] = {
 }
 """By class without ``Fast``, the tokens that transformers would add to a vocabulary that lacks them."""
 OF_FAMILY = {"qwen2": "Qwen2Tokenizer"}
-"""The class that transformers takes for a family of models, whatever the files name."""
+"""Tokenizer classes that transformers uses for a model family, whatever class the files name."""
 APART = frozenset(
     {"chat_template", "clean_up_tokenization_spaces", "is_local", "local_files_only", "max_length", "model_max_length"}
     | {"name_or_path", "padding_side", "processor_class", "transformers_version", "truncation_side"}
@@ -492,7 +490,7 @@ APART = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFiles:
-    """All that the ids of a text depend on: equal ones are one tokenizer."""
+    """The files that determine a text's ids; equal files mean equal tokenizers."""
 
     backend: str  # tokenizer.json, the tokenizer of the library ``tokenizers``
     config: dict[str, Any]  # tokenizer_config.json without `APART`
@@ -521,7 +519,7 @@ class TokenizerFiles:
         return cls(backend, kept, special, added, family)
 
     def tokenizer(self) -> BareTokenizer | None:
-        """Their tokenizer; None where transformers could make more of them than they state."""
+        """The tokenizer that the files describe; None if transformers might interpret them differently."""
         kinds = [
             str(self.config.get("tokenizer_class")).removesuffix("Fast"),
             *filter(None, [OF_FAMILY.get(self.family)]),
@@ -570,10 +568,10 @@ def _text(token: Any) -> Any:
 
 
 def one_tokenizer(checkpoints: Sequence[Checkpoint]) -> BareTokenizer | None:
-    """The common tokenizer of some models by their files alone; it knows neither special tokens nor templates.
+    """The common tokenizer of several models, from their files alone, without special tokens or templates.
 
-    It has the vocabulary, the ids of a text and the end of sequence. None where only transformers knows these, or
-    whether the models have one tokenizer.
+    It has the vocabulary, encoding and the end-of-sequence id. None if only transformers can determine these or compare
+    the tokenizers.
     """
     found = [TokenizerFiles.read(checkpoint) for checkpoint in checkpoints]
     first = found[0] if found else None

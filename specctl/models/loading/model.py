@@ -46,7 +46,7 @@ class LoadedModel:
         devices: Sequence[str] | None = None,
         sharding: "Sharding | None" = None,
     ) -> "LoadedModel":
-        """A transformers model that is in memory, in eval mode. ``devices`` is None for a model on one device."""
+        """Wrap a transformers model that is in memory, in eval mode. ``devices`` is None for a model on one device."""
         from specctl.models.passes.weights import device_of
 
         head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
@@ -67,12 +67,12 @@ class LoadedModel:
 
     @property
     def parameters(self) -> int:
-        """The number of its weights; of one in shards, of those in this process."""
+        """The number of weights; of a sharded model, the number in this process."""
         return sum(weight.numel() for weight in self.model.parameters())
 
     @property
     def untested(self) -> bool:
-        """Whether the tests cover no family like its own, so that what it computes is checked unasked."""
+        """Whether no test covers its model family. Such a model is checked without being asked."""
         from specctl.models.passes.recurrent_state import untested
 
         return untested(self.model)
@@ -82,7 +82,7 @@ def loading_order(levels: Iterable[T]) -> list[T]:
     """Members listed from the target down, in the order in which they are loaded: the lowest draft first, the target
     last.
 
-    A target that is spread over devices takes the remaining memory, so the small models must be loaded before it.
+    A target that is spread over devices takes the remaining memory, so the smaller models are loaded first.
     """
     return list(levels)[::-1]
 
@@ -102,7 +102,7 @@ def load_model(table: ModelTable, *, role: str) -> LoadedModel:
 
 
 def load_inspected(checkpoint: Checkpoint, table: ModelTable, quantization: Quantization | None) -> LoadedModel:
-    """`load_model` for a model that was `inspected`, with the quantisation that this returned."""
+    """Like `load_model`, for a model that was `inspected`; takes the quantisation that `inspected` returned."""
     role = checkpoint.role
     need = estimate(checkpoint, table.trust_remote_code, quantization)
     placement = placed_here(checkpoint, table, need)
@@ -121,7 +121,7 @@ def load_inspected(checkpoint: Checkpoint, table: ModelTable, quantization: Quan
 
 
 def prefer_own_attention(devices: Iterable[str]) -> None:
-    """Do without cuDNN's attention in this process where a model goes to a CUDA device.
+    """Disable cuDNN's attention in this process if a model goes to a CUDA device.
 
     From torch 2.9 on it comes first on H100 and B200. It builds a plan for every new length and stride of the cache,
     which takes 20 to 40 ms on an H100 for each token that a text has grown by; and on a B200 its one-token passes are
@@ -134,7 +134,7 @@ def prefer_own_attention(devices: Iterable[str]) -> None:
 
 
 def read_share(asked: dict[str, Any]) -> "PreTrainedModel":
-    """This process's share of a model, in a follower; ``asked`` is what `_led` sent, with what the leader adds.
+    """This follower's share of a model; ``asked`` is the message that `_led` sent, with the leader's additions.
 
     Raises:
         ModelError: it cannot be loaded.
@@ -167,7 +167,7 @@ def load_tokenizer(table: ModelTable, *, role: str = "target") -> "PreTrainedTok
         except ImportError:
             raise
         except Exception as error:
-            load_config(checkpoint, table.trust_remote_code)  # the tokenizer reads it too: its faults come first
+            load_config(checkpoint, table.trust_remote_code)  # the tokenizer reads it too, so report its faults first
             raise ModelError(
                 f"{checkpoint}: its tokenizer cannot be read ({type(error).__name__}: {str(error).splitlines()[0]}).",
                 f"Copy or download the tokenizer files in {checkpoint.folder} again.",
@@ -238,7 +238,7 @@ def _read(
 
 
 def _require_complete(checkpoint: Checkpoint, report: dict[str, Any]) -> None:
-    """Raise a ModelError if transformers made up weights, because they are missing or have a wrong shape."""
+    """Raise a ModelError if transformers initialised weights that are missing or have a wrong shape."""
     missing = sorted(report["missing_keys"])
     shapes = sorted((name, tuple(stored), tuple(made)) for name, stored, made in report["mismatched_keys"])
     if not (missing or shapes):
@@ -271,14 +271,14 @@ def _require_numbers(checkpoint: Checkpoint, model: "PreTrainedModel") -> None:
 
 
 def adapted(model: "PreTrainedModel", adapter: Adapter) -> "PreTrainedModel":
-    """The same model, changed in place by its LoRA adapter.
+    """Merge a LoRA adapter into the model in place, and return the model.
 
-    Changes are added to the weights, in the weights' dtype, so that passes cost nothing more and every engine runs
-    them. Quantised weights stay unchanged, since adding would round them again; their layers compute the change in
-    every pass.
+    The low-rank updates are added to the weights in the weights' dtype, so passes cost nothing more and every engine
+    can run them. Quantised weights stay unmerged, because merging would round them again: their layers compute the
+    update in every pass.
 
-    Raises ModelError if some of the adapter's tensors have no place in the model or the model has places for others,
-    and whatever peft raises for an adapter that does not fit.
+    Raises ModelError if the adapter has tensors that the model does not know, or lacks some that the model needs.
+    peft's errors about an adapter that does not fit are passed on.
     """
     from peft import PeftConfig, PeftModel
 
@@ -299,9 +299,7 @@ def adapted(model: "PreTrainedModel", adapter: Adapter) -> "PreTrainedModel":
 
 
 def _part_embeddings(model: Any) -> None:
-    """Give a tied output layer its own weights if an adapter changes it or the input embeddings: a change to one would
-    be added to the other too.
-    """
+    """Untie the output layer if an adapter changes it or the input embeddings; else both would get the update."""
     from peft.tuners.tuners_utils import BaseTunerLayer
     from torch.nn import Parameter
 

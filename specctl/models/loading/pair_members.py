@@ -1,4 +1,4 @@
-"""The target and drafts of a pair on their way into memory: files first, weights or stored graphs last."""
+"""Loading the members of a pair, target and drafts: files first, then weights or stored graphs."""
 
 from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, replace
@@ -60,8 +60,8 @@ class StoredModel:
     def find(
         cls, checkpoint: Checkpoint, table: ModelTable, trees: bool, ids: DraftVocabulary | None
     ) -> "StoredModel | None":
-        """Find a model's graph, one that reads ``trees`` if it can; None if it or the facts about its model are not
-        stored.
+        """Find a model's stored graph, with ``trees`` one with tree support if the model allows it. None if the graph
+        or the model's facts are not stored.
         """
         stated = next((dtype for name in DTYPES if (dtype := checkpoint.settings().get(name)) is not None), "float32")
         if "float32" not in (table.dtype, stated):
@@ -74,7 +74,7 @@ class StoredModel:
         for asked in dict.fromkeys((trees, False)):
             key = key_of_files(files, "cpu", "float32", form, trees=asked, vocabulary=ids)
             facts = GraphFacts.read(store.facts(key))
-            # Where trees are asked for, a graph without is the one to take only if the model cannot read them.
+            # If trees are wanted, a graph without tree support is accepted only if the model allows none.
             if facts is None:
                 continue
             no_trees = no_tree_graph(facts.everything, "cpu", form) if trees else CHAINS
@@ -98,7 +98,7 @@ class StoredModel:
         return self.facts.parameters
 
     def runner(self, vocabulary: int, threads: Set[int]) -> Slot:
-        """A runner of the graph, as `build_onnx_runner` opens it, with the fastest of some numbers of threads."""
+        """A runner of the graph, opened by `build_onnx_runner` with the fastest of the given thread counts."""
         from specctl.models.onnx.passes import Opening
 
         opening = Opening(HOST, vocabulary, self.facts.context, self.rounding, self.no_trees, self.ids)
@@ -106,7 +106,7 @@ class StoredModel:
 
 
 def may_be_stored(table: ModelTable) -> bool:
-    """Whether a table asks for a model in one piece on the CPU, in a form that onnxruntime has."""
+    """Whether a table asks for an unsplit model on the CPU, in a format that onnxruntime supports."""
     if table.quantize is not None and rounding(table, "onnx") is None:
         return False
     if isinstance(table, DraftTable) and table.tokens == "auto":  # needs the sizes of the model
@@ -120,9 +120,9 @@ def may_be_stored(table: ModelTable) -> bool:
 
 
 def store_facts(network: "LoadedModel", runner: Slot, tokenizer: Tokenizer, checkpoint: Checkpoint) -> None:
-    """Store the facts of a model next to its graph, if its runner has a stored one and there are none yet.
+    """Store a model's facts next to its stored graph, unless they are there already.
 
-    ``network`` may have shapes and no weights; the others are the model's own.
+    ``network`` may be a skeleton without weights; the other arguments describe the model.
     """
     path = getattr(getattr(runner, "passes", None), "facts", None)
     if path is None or GraphFacts.read(path) is not None:
@@ -170,7 +170,7 @@ class PairMember:
     tokens: TokenMap | None = None
 
     def located(self, verifier: "PairMember | None") -> "PairMember":
-        """It with its files; ``verifier`` is the member that it drafts for, None for the target.
+        """This member with its files; ``verifier`` is the member it drafts for, None for the target.
 
         Raises:
             ModelError: there are no such files.
@@ -182,11 +182,11 @@ class PairMember:
         return replace(self, checkpoint=locate(self.table, self.role))
 
     def inspected(self, devices: Sequence[DeviceMemory], engine: Engine) -> "PairMember":
-        """It after all checks that need no weights; its files are located.
+        """This member after every check that needs no weights. Its files must have been located.
 
         Args:
             devices: those of the machine.
-            engine: the one that is to run it.
+            engine: the engine requested for it.
 
         Raises:
             ModelError: it cannot run here.
@@ -209,7 +209,7 @@ class PairMember:
 
     @property
     def torch_model(self) -> LoadedModel | None:
-        """The model as torch has it; None where there is none."""
+        """The torch model; None if there is none."""
         return self.network if isinstance(self.network, LoadedModel) else None
 
     @property
@@ -248,7 +248,7 @@ class PairMember:
         return BareTokenizer(spelling, lambda: load_tokenizer(self.table, role=self.role))
 
     def translated(self, target: Tokenizer, own: Tokenizer, whole: int, *, verifies: bool) -> "PairMember":
-        """It with what it shares with a target that has another tokenizer.
+        """This draft with the token map to a target that has another tokenizer.
 
         Args:
             target, whole: see `token_map`.
@@ -296,7 +296,7 @@ class PairMember:
         return len(stored) == 2 and stored[0] is not None and stored[0] == stored[1]
 
     def load(self, verifier: LoadedModel | None = None) -> "PairMember":
-        """It in memory, with the model that a draft head reads next to it in ``verifier``."""
+        """This member loaded into memory; a draft head reads the states of the model in ``verifier``."""
         assert self.checkpoint is not None, "its files are found first"
         if self.head is None:
             return replace(self, network=load_inspected(self.checkpoint, self.table, self.quantization))
@@ -319,8 +319,8 @@ def require_head_settings(found: DraftHeadCheckpoint, table: ModelTable) -> None
     """Raise a ModelError if a table has settings that make no sense for a draft head."""
     if isinstance(table, DraftTable) and table.draft is not None:
         raise ModelError(
-            f"{found} cannot verify the tokens of a faster draft: it reads a block token after token, so that this "
-            "would gain nothing.",
+            f"{found} cannot verify the tokens of a faster draft: it reads a block one token at a time, so "
+            "verification would gain nothing.",
             f"Remove [{found.checkpoint.role}.draft], or put the draft head there and a model in its place here.",
         )
     if table.quantize is not None:
@@ -332,8 +332,8 @@ def require_head_settings(found: DraftHeadCheckpoint, table: ModelTable) -> None
     if isinstance(table.device, dict) or table.device in STRATEGIES or table.shards is not None:
         raise ModelError(
             f"{found} goes to a single device.",
-            f'Set device in [{found.checkpoint.role}] to one, such as "cuda:0", or leave it out: it then goes where '
-            "its verifier's output layer is.",
+            f'Set device in [{found.checkpoint.role}] to one device, such as "cuda:0", or remove '
+            "device: the head then goes to the device of its verifier's output layer.",
         )
 
 
