@@ -1,4 +1,4 @@
-"""An input record becomes its completions, one for each turn."""
+"""Turns an input record into its completions, one for each turn."""
 
 import json
 import sys
@@ -31,7 +31,7 @@ OnRound = Callable[[int, Sequence[int], Round], None]
 
 
 class TurnRound(NamedTuple):
-    """A round of a record's turn, whose number is ``turn`` and the ids of whose prompt are ``prompt``."""
+    """A round of a record's turn: the turn's number ``turn`` and the ids of its prompt, ``prompt``."""
 
     turn: int
     prompt: Sequence[int]
@@ -39,7 +39,7 @@ class TurnRound(NamedTuple):
 
 
 class TurnEnd(NamedTuple):
-    """A record's turn that has ended."""
+    """A record's turn after its last round."""
 
     turn: int
     completion: Completion | CompletionSummary
@@ -63,8 +63,8 @@ class Answerer:
     """Answers records: a prompt, a chat, or a conversation whose answers are fed back turn by turn."""
 
     session: Generates  # completes prompts
-    prompts: PromptFormat  # makes them
-    settings: SamplingTable  # in force where a record has none of its own
+    prompts: PromptFormat  # makes those prompts
+    settings: SamplingTable  # for records without settings of their own
     start: Callable[[Record], None] = lambda _: None  # called with each record before it is answered
 
     def answer(self, record: Record, on_round: OnRound | None = None) -> list[Completion]:
@@ -94,12 +94,12 @@ class Answerer:
 
         Args:
             record: to answer.
-            done: the first turns, which an earlier run has answered; they are not answered again, nor returned.
+            done: the first turns, already answered by an earlier run. They are neither answered again nor returned.
         """
         if record.error is not None:
             raise record.error
         settings = self.settings_of(record)
-        # A record's own seed is used as it is.
+        # Without an offset: a record's own seed is used unchanged.
         offset = 0 if "seed" in own_settings(record.data) else record.line - 1
         completions: list[Completion] = []
         texts = [completion.text for completion in done]
@@ -123,7 +123,7 @@ class Answerer:
         return completions
 
     def prompt_ids(self, record: Record, answers: Sequence[str] = ()) -> list[int]:
-        """The ids of a record's prompt; in a conversation, of its turns up to the first that has no answer yet."""
+        """The ids of a record's prompt; of a conversation, the ids up to the first turn without an answer."""
         if "turns" in record.data:
             return self.prompts.conversation(record.data["turns"], answers)
         if "messages" in record.data:
@@ -144,7 +144,7 @@ class Answerer:
 
 
 def _mistake(detail: ErrorDetails, own: Mapping[str, tuple[str, Any]]) -> str:
-    if not detail["loc"]:  # about several keys
+    if not detail["loc"]:  # the error concerns several keys
         return detail["msg"].removeprefix("Value error, ")
     first, *rest = map(str, detail["loc"])
     key = ".".join([own[first][0], *rest])
@@ -155,10 +155,10 @@ def _mistake(detail: ErrorDetails, own: Mapping[str, tuple[str, Any]]) -> str:
 
 @contextmanager
 def failures_of_a_text() -> Iterator[None]:
-    """Raise a RecordError for what the models' code raises over one text, so that other texts go on.
+    """Turn what the models' code raises over one text into a RecordError, so that other texts go on.
 
-    What would fail for every text stays as it is: a device that can run nothing any more, and an interrupt that native
-    code turned into an error of its own.
+    Errors that would recur for every text pass unchanged: a broken device, and an interrupt that native code turned
+    into an error of its own.
     """
     try:
         yield
@@ -175,17 +175,17 @@ def failures_of_a_text() -> Iterator[None]:
         raise RecordError("failed_pass", f"a pass failed over this text: {what}") from error
 
 
-KEPT = 8  # Policies that texts named whose drafters are kept, with what they learned
-LONGEST_WORD = 20  # Characters of a text in a record's ``draft`` that is taken for an answer, such as ``no``
+KEPT = 8  # Named policies whose drafters are cached, with what they learned
+LONGEST_WORD = 20  # A ``draft`` field up to this many characters is taken for an answer, such as ``no``
 
 
 class NamedDrafters:
-    """The profile's drafter, and one for each policy that texts name in its place.
+    """The profile's drafter, and one for each policy that a text names instead of the profile's.
 
-    A named policy decides for its own text, also where those of other texts decide together.
+    A named policy decides for its own text alone, even where the other texts of a batch are decided on together.
 
     Args:
-        pair: loaded, or a row's.
+        pair: loaded, or the pair of a batch slot.
         draft: the profile's table; None without a draft.
         signals: to record at every level whether or not a policy reads them.
     """
@@ -201,11 +201,11 @@ class NamedDrafters:
         Args:
             policy: of the draft that the target verifies, as ``--policy`` writes it; None for the profile's.
             drafts: whether the text shall have drafts.
-            place: what the text calls its policy, for messages.
+            place: the field or flag that names the policy, for messages.
 
         Raises:
-            ProfileError: there is no such policy, or it cannot stop this draft.
-            UsageError: a policy is named, and there is no draft for it to stop.
+            ProfileError: the policy is unknown, or it cannot stop this draft.
+            UsageError: a policy is named without a draft.
         """
         draft = self._draft
         if policy is None:
@@ -228,15 +228,15 @@ class NamedDrafters:
         found = self._others.pop(setting, None) or build_drafter(alone(self._pair), setting, self._signals)
         while len(self._others) >= KEPT:
             del self._others[next(iter(self._others))]
-        self._others[setting] = found  # the one used last comes last
+        self._others[setting] = found  # the most recently used one is last
         return found
 
     def of_record(self, data: Mapping[str, Any]) -> Drafter | None:
-        """The drafter for a record: of the ``policy`` that it names, and None where its ``draft`` is false.
+        """The drafter for a record, with the ``policy`` that the record names; None where its ``draft`` is false.
 
         Raises:
-            RecordError: the policy is unknown or cannot stop this draft; or ``draft`` seems to be an answer, and
-                is not true or false.
+            RecordError: the policy is unknown or cannot stop this draft; or ``draft`` looks like an answer other than
+                true or false.
         """
         policy, drafts = data.get("policy"), data.get("draft") is not False
         if _seems_an_answer(data.get("draft")):
@@ -252,7 +252,7 @@ class NamedDrafters:
 
 
 def _seems_an_answer(draft: object) -> bool:
-    """Whether a record's ``draft`` is a number or at most a word; data sets carry longer texts and objects there."""
+    """Whether a record's ``draft`` is a number or a word; longer texts and objects are a data set's own field."""
     if isinstance(draft, str):
         return len(draft.split()) < 2 and len(draft) <= LONGEST_WORD
     return isinstance(draft, int | float) and not isinstance(draft, bool)

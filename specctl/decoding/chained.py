@@ -1,4 +1,4 @@
-"""A chain of two sources: a lookup and a model, of which the one drafts that is expected to bring more."""
+"""A chain of a lookup and a draft model: in each round the source expected to bring more tokens drafts."""
 
 from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
@@ -27,27 +27,27 @@ after a rest, at once."""
 
 
 class Chaining:
-    """Follows a text and its rounds, and says what is copied in place of a model's draft, or after it.
+    """Follows a text and its rounds. Chooses the tokens to copy, either instead of a model's draft or after it.
 
-    Where a text hardly repeats itself and rounds are short the lookup soon takes part in one of nine: looking takes two
-    hundredths of a small model's time, and a copy that is now and then right the place of better drafts.
+    Where a text hardly repeats itself and rounds are short, the lookup soon takes part in only one round of nine. A
+    lookup costs 2% of a small model's time, and a copy that is rarely right displaces better drafts.
 
     Args:
-        earlier: of how many tokens answers to earlier prompts are copied from too.
+        earlier: the number of tokens from answers to earlier prompts that may be copied too.
     """
 
     def __init__(self, earlier: int = 0) -> None:
         self._choice = SourceChoice()
         self._text = Follower(earlier)
         self._before = self._after = 0  # lengths of the matches before the round and after the model's tokens
-        self._wrote = False  # whether the text has grown by tokens of the target's
-        self._share = FIRST  # of the last tokens, those that were repeated
-        self._rest, self._pause = 0, SHORTEST_REST  # rounds that are left of a rest, and that the next one has
-        self._looks = True  # in this round
+        self._wrote = False  # whether the target has added tokens to the text
+        self._share = FIRST  # fading share of repeated tokens
+        self._rest, self._pause = 0, SHORTEST_REST  # rounds left in the current rest, and rounds in the next one
+        self._looks = True  # whether the lookup takes part in this round
 
     @property
     def length(self) -> int:
-        """How many tokens of the text it has read."""
+        """How many tokens of the text have been read."""
         return len(self._text)
 
     def begin(self) -> None:
@@ -58,16 +58,16 @@ class Chaining:
         self._share, self._rest, self._pause = FIRST, 0, SHORTEST_REST
 
     def read_prompt(self, tokens: Sequence[int]) -> None:
-        """Add tokens that the target did not write."""
+        """Add tokens that the target did not generate."""
         self._text.read(tokens)
 
     def instead(self, written: Sequence[int], budget: int, *, model: Callable[[], bool]) -> list[int]:
-        """What is copied in place of the model's draft, asked first in a round; empty where the model is to draft.
+        """Tokens to copy instead of the model's draft; called first in a round. Empty where the model is to draft.
 
         Args:
-            written: tokens that the text has grown by; before the first round, the rest of the prompt.
+            written: tokens added to the text since the last round; before the first round, the rest of the prompt.
             budget: the most tokens to draft.
-            model: whether the model would draft; asked where the lookup has a part in the round.
+            model: returns whether the model would draft; called only where the lookup takes part in the round.
         """
         self._looks = not self._rest
         if not self._looks:
@@ -76,7 +76,7 @@ class Chaining:
         if self._wrote:
             self._share *= MEMORY ** len(written)
             self._text.read(written, self._learn)
-        else:  # it is the prompt's end
+        else:  # the prompt's last tokens
             self._text.read(written)
         self._wrote = True
         match = self._text.match
@@ -85,11 +85,11 @@ class Chaining:
         return self._text.copied(match, (), count) if match is not None and count else []
 
     def behind(self, drafted: Sequence[int], stop: StopReason | None, budget: int) -> list[int]:
-        """What is copied after the model's draft.
+        """Tokens to copy after the model's draft.
 
         Args:
             drafted: the draft.
-            stop: why it ended.
+            stop: why the draft ended.
             budget: the most tokens to draft, these included.
         """
         if not self._looks or not drafted or stop not in (StopReason.POLICY, StopReason.MAX_DRAFT):
@@ -100,7 +100,7 @@ class Chaining:
         return self._text.copied(match, drafted, count) if match is not None and count else []
 
     def observe(self, round_: Round) -> None:
-        """Learn from a round in which the lookup had a part."""
+        """Learn from a round in which the lookup took part."""
         if not self._looks:
             return
         self._choice.observe(round_, self._before, self._after)
@@ -115,7 +115,7 @@ class Chaining:
             self._share += 1 - MEMORY
 
     def of_model(self, round_: Round) -> Round:
-        """A round as the model's policy sees it: without what was copied."""
+        """A round without its copied tokens, as the model's policy sees it."""
         if not round_.copied:
             return round_
         drafted = round_.drafted - round_.copied
@@ -133,14 +133,14 @@ class Chaining:
         )
 
     def rollback(self, length: int) -> None:
-        """Take back all but the first ``length`` tokens of the text."""
+        """Forget all but the first ``length`` tokens of the text."""
         self._text.rollback(length)
 
 
 def with_copy(
     drafted: Sequence[DraftStep], copied: Sequence[int], budget: int, eos: Set[int]
 ) -> tuple[tuple[DraftStep, ...], StopReason]:
-    """A draft with copied tokens after it, up to an end of sequence, and why it ends.
+    """A draft followed by copied tokens up to an end of sequence, and the reason why it ends.
 
     Args:
         drafted: the model's tokens.
@@ -156,26 +156,26 @@ def with_copy(
 
 
 class ChainedDrafter(Drafter):
-    """In each round copies from the text, or lets a model draft and perhaps copies after what it wrote.
+    """In each round copies from the text, or lets a model draft and perhaps appends a copy.
 
-    Where the lookup drafts the model is left alone, and reads what it missed when it next drafts. What it drafts is
-    stopped by its own policy, which sees these rounds as if nothing had been copied after; copies are as long as pays
-    (`SourceChoice`). No model drafts after a copy: where one more copied token does not pay, which costs only the
-    wider pass, neither does one that costs a draft step more and is as seldom looked at.
+    Where the lookup drafts, the model does not run; it reads the missed tokens when it next drafts. The model's own
+    policy stops its drafts, and sees these rounds without the copied tokens. `SourceChoice` decides how long copies
+    are. The model never drafts after a copy. One more copied token costs only a wider pass; where even that does not
+    pay, a drafted token does not either, since it also costs a draft step and is as rarely reached.
 
-    Which source writes a token follows from the tokens before it and from times, never from what is drawn for its
-    place. So each token's distribution is what it was drawn from, one-hot for a copied one, and verification is exact.
+    The choice of a token's source depends on the tokens before it and on times, never on the token drawn. So each token
+    carries the distribution that it was drawn from, one-hot for a copied token, and verification is exact.
 
     Args:
         model: drafts where the lookup does not.
-        earlier: of how many tokens answers to earlier prompts are copied from too.
+        earlier: the number of tokens from answers to earlier prompts that may be copied too.
     """
 
     def __init__(self, model: ModelDrafter | PreVerifiedDrafter, earlier: int = 0) -> None:
         self.model = model
         self._chaining = Chaining(earlier)
         self._eos: Set[int] = frozenset()
-        self._asked = False  # the model, in this round
+        self._asked = False  # whether the model was asked in this round
 
     @property
     def observed(self) -> int | None:
@@ -214,7 +214,7 @@ class ChainedDrafter(Drafter):
         self._chaining.observe(round_)
         if self._asked:
             self.model.policy.observe(self._chaining.of_model(round_))
-            self.model.keep(round_)  # a draft head was shown the states of accepted copies too
+            self.model.keep(round_)  # a draft head has received the states of accepted copies too
 
     def rollback(self, length: int) -> None:
         self._chaining.rollback(length)

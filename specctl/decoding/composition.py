@@ -1,4 +1,4 @@
-"""Drafters as settings describe them: which runner, policy and shape at each level."""
+"""Builds drafters from settings: the runner, policy and shape of each level."""
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ from specctl.profile.validation import require_offered
 
 
 def readable(pair: Pair) -> frozenset[Signal]:
-    """Every signal that can be recorded for at least one draft of a pair."""
+    """Every signal that at least one draft of a pair can record."""
     signals: set[Signal] = {*DISTRIBUTION_SIGNALS}
     signals |= {signal_of(predictor) for predictors in pair.named_predictors for predictor in predictors.values()}
     if any(draft.index is not None or draft.foresee is not None for draft in pair.drafts):
@@ -42,13 +42,13 @@ def build_drafter(
 ) -> Drafter | None:
     """The drafter that a setting describes; None for target-only decoding.
 
-    Drafts for a target that reads no trees are chains, and so are those of a draft that reads none.
+    Drafts are chains unless both the target and the draft can read trees.
 
     Args:
         pair: loaded models.
         setting: policies with their values, from the draft that the target verifies down.
         record: signals to compute at every level whether or not a policy reads them; predictions where they are made.
-        drafts: for each level of the setting which of the pair's drafts plays it; without it they are taken in order.
+        drafts: the index of the pair's draft for each level of the setting; without it the drafts are taken in order.
 
     Raises:
         ProfileError: a policy reads predictions that its draft does not make, or cannot draft in parallel.
@@ -82,7 +82,7 @@ def build_drafter(
 
 
 def predictor_of(named: Mapping[str, TrainedPredictor], level: Setting) -> TrainedPredictor | None:
-    """The head of a draft that a setting reads: the one it names, or the first of the kind that it needs.
+    """The head that a level reads: the one it names, or the draft's first head of the required kind.
 
     Args:
         named: the draft's heads.
@@ -95,11 +95,11 @@ def predictor_of(named: Mapping[str, TrainedPredictor], level: Setting) -> Train
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """How one draft takes part."""
+    """One draft's part in a drafter."""
 
-    runner: Slot  # the model
-    policy: StoppingPolicy  # ends its blocks
-    # whether a block is offered after a single inner round; only for a stage that has another below it
+    runner: Slot  # the draft model
+    policy: StoppingPolicy  # stops its blocks
+    # whether a block is offered after a single inner round; only for a stage above another one
     once: bool = False
     predictor: TrainedPredictor | None = None  # the model's predictor, if it has one
 
@@ -107,7 +107,7 @@ class Stage:
 def compose_for(
     target: Slot, stages: Sequence[Stage], setting: Setting, record: Set[Signal] = frozenset()
 ) -> Drafter | None:
-    """`compose` with a setting's lookup, or its trees where target and first stage can read trees."""
+    """`compose` with a setting's lookup, or with its trees where both the target and the first stage can read trees."""
     if setting.lookup:
         model = compose(stages, record)
         return ChainedDrafter(model, setting.earlier) if isinstance(model, ModelDrafter | PreVerifiedDrafter) else model
@@ -123,8 +123,8 @@ def compose(
     """A drafter of one level for each stage; None if the first stage never drafts.
 
     Args:
-        stages: the first drafts for the target, each further one for the stage before it. Stages from the first that
-            never drafts on take no part.
+        stages: the first drafts for the target, each further one for the stage before it. The first stage that never
+            drafts and all stages after it are left out.
         record: signals to record at every level even if no policy reads them; predictions only where they are made.
         tree: the size of the trees that a single stage drafts; None for chains.
 
@@ -165,7 +165,7 @@ def compose(
 
 
 def _no_prediction(missing: Set[Signal], predictor: TrainedPredictor | None) -> ProfileError:
-    """The error for a policy whose draft has no head, or one of the other kind."""
+    """The error for a policy that reads a head's predictions where the draft has no head of that kind."""
     if predictor is None:
         return ProfileError("this policy reads a head's predictions, and its draft has no head", "set head in [draft]")
     wanted, kind = ("DISCO", "disco") if "own_accept_prob" in missing else ("SpecDec++", "specdec++")

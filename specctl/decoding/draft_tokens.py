@@ -1,4 +1,4 @@
-"""Draft tokens at every position of an existing text, and how likely the target is to accept them."""
+"""Draft tokens at every position of an existing text, and their probabilities of acceptance."""
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,24 +15,24 @@ from specctl.models.predictors.predictor_checkpoint import TrainedPredictor, dis
 from specctl.models.running.slot import Slot
 from specctl.policies import DISTRIBUTION_SIGNALS
 
-CHUNK = 64  # Tokens whose distributions are held at once
+CHUNK = 64  # Number of tokens with distributions in memory at once
 
 
 def read_along(
     runners: Sequence[Slot], prompt: Sequence[int], text: Sequence[int], *, hidden: bool = False, cached: bool = False
 ) -> Iterator[tuple[slice, list[Forward]]]:
-    """Have models read what followed a prompt, at most `CHUNK` tokens at a time.
+    """Run models over the text after a prompt, at most `CHUNK` tokens at a time.
 
-    Row i of a pass over ``text[part]`` is the prediction of ``text[part][i]``, made after everything before it. Run it
-    in inference mode.
+    Row i of a pass over ``text[part]`` is the prediction of ``text[part][i]``, given everything before it. Run it in
+    inference mode.
 
     Args:
         runners: the models.
         prompt: at least one id.
         text: T ids.
         hidden: whether the hidden states of the first model are wanted.
-        cached: whether the caches hold a prefix of the prompt, whatever is after it, of a text that was begun;
-            otherwise the prompt is read again.
+        cached: whether the caches hold a prefix of the prompt, followed by anything, of a text already begun. Otherwise
+            the prompt is read again.
 
     Yields:
         A part of the text, and the pass of each model over it: ``(C, V)`` logits for the C tokens of the part.
@@ -69,11 +69,11 @@ def token_columns(
     *,
     tops: bool = False,
 ) -> torch.Tensor:
-    """The signals of tokens, what heads predict for the tokens fed before them, and what DISCO heads read.
+    """The signals of tokens, the heads' predictions for the tokens fed before them, and the inputs of DISCO heads.
 
     Args:
-        forward: logits ``(B, V)`` after which the tokens stand and, for heads that read them, the hidden states
-            ``(B, H)`` of the tokens before.
+        forward: logits ``(B, V)`` that predict the tokens and, for heads that read them, the hidden states ``(B, H)``
+            of the tokens before.
         chosen: ``(B,)`` int64, the tokens.
         previous: for heads, ``(B, 3)`` `DISTRIBUTION_SIGNALS` of the steps that drew the tokens before; ``(3,)``, those
             of the step before the first, if each further token follows the one in the row before. None for the first
@@ -95,7 +95,7 @@ def token_columns(
             assert forward.hidden is not None
             own = torch.stack(found, dim=1)  # (B, 3)
             before = own.new_tensor(previous)
-            # A row's hidden state is of the token before its position, and so must the signals be.
+            # A row's hidden state belongs to the token before its position, so the signals must too.
             before = torch.cat([before[None], own[:-1]]) if before.ndim == 1 else before
             found += [predictor.accept_prob(forward.hidden, before) for predictor in reading]
     if tops or disco_predictors(predictors):
@@ -104,7 +104,7 @@ def token_columns(
 
 
 def token_row(forward: Forward, token: int) -> list[float]:
-    """`DISTRIBUTION_SIGNALS` of a token after a pass of one row."""
+    """`DISTRIBUTION_SIGNALS` of a token after a pass with one row of logits."""
     row: list[float] = token_columns(forward, torch.tensor([token], device=forward.logits.device))[0].tolist()
     return row
 
@@ -130,7 +130,7 @@ def draw_along(
     sampling: Sampling,
     generator: torch.Generator | None,
 ) -> DraftTokens:
-    """Both models read an answer to a prompt; at each of its positions the draft draws a token.
+    """Run both models over an answer to a prompt, and draw a draft token at each of its positions.
 
     SpecDec++ makes its training data in this way (arXiv 2405.19715, section 4.4).
 
@@ -162,7 +162,7 @@ def predict_acceptance(
 ) -> torch.Tensor:
     """A head's acceptance probability of each draft token, ``(T,)`` float32 on the CPU.
 
-    Every token costs a short pass of the draft.
+    Costs a short pass of the draft for each token.
 
     Args:
         draft: the draft model.
@@ -175,7 +175,7 @@ def predict_acceptance(
     found: list[torch.Tensor] = []
     with torch.inference_mode():
         signals = drawn.signals.to(draft.device)
-        # Backwards, so that each pass rolls back one draft token and one token of the text.
+        # Backwards: each pass then rolls back only one draft token and one token of the text.
         for position in reversed(range(len(answer))):
             end = len(prompt) + position
             draft.rollback(end)

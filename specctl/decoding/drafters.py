@@ -1,4 +1,4 @@
-"""A draft model or draft head that drafts for a verifier."""
+"""Drafting by a draft model or draft head."""
 
 from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
@@ -51,8 +51,8 @@ class ModelDrafter:
             ``own_accept_prob``, which a DISCO head computes.
 
     Raises:
-        ValueError: a prediction is wanted and there is no head that makes it, or ``next_accept_prob`` of a draft that
-            does not predict it.
+        ValueError: a signal needs a head that is missing, or ``next_accept_prob`` is wanted from a draft that does not
+            predict it.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class ModelDrafter:
         self.runner = self._model = runner
         self.policy = policy
         self._agreement = Agreement() if "agreement" in policy.signals | record else None
-        self._signals = (policy.signals | record) - {"agreement"}  # of the draft's distributions
+        self._signals = (policy.signals | record) - {"agreement"}  # signals of the draft's distributions
         self._predictor, self._disco = predictors_read(predictor, self._signals)
         self._foresees = "next_accept_prob" in self._signals
         self._foresee = runner.foresee
@@ -76,7 +76,7 @@ class ModelDrafter:
         self._previous: Sequence[float] | torch.Tensor | None = (
             (1.0,) * len(DISTRIBUTION_SIGNALS) if reads_previous else None
         )
-        # In a compiled pass signals cost little, and reading all of them means one pass to compile for all policies.
+        # Signals cost little within a compiled pass, and with all of them one compiled pass serves all policies.
         reads_all = runner.specialises or reads_previous
         self._read = frozenset(DISTRIBUTION_SIGNALS) if reads_all else self._signals & set(DISTRIBUTION_SIGNALS)
         if self._disco is not None:
@@ -87,8 +87,8 @@ class ModelDrafter:
         self._generator: DrawGenerator | None = None
         self._uniforms = Uniforms(None)
         self._start = 0
-        self._begins = False  # whether its next draft is the text's first
-        self._prompt_seconds = 0.0  # of the text's first draft
+        self._begins = False  # whether the next draft is the text's first
+        self._prompt_seconds = 0.0  # the prompt's share of the time of the text's first draft
         self._drafts = False  # in this round
         self._pending: Sequence[int] = ()
         self._rows: list[Numbers] = []  # the distributions of the round's tokens
@@ -106,7 +106,8 @@ class ModelDrafter:
         self._sampling, self._eos = sampling, eos
         self.runner = sampling.over(self._model)
         self._take_samplers()
-        self._generator = sibling(generator, None)  # a number of the host reaches the device with the token
+        # A number of the host is copied to the device together with the token.
+        self._generator = sibling(generator, None)
         self._uniforms = Uniforms(self._generator)
         self._begins = True
         self.policy.reset()
@@ -126,9 +127,9 @@ class ModelDrafter:
 
     def prefill(self, sequence: Sequence[int], *, begins: bool = True, first: bool = True) -> None:
         if begins:
-            self.runner = self._model  # without the rules of the text before
-            self.policy.reset()  # it decides whether to read the text
-        # After a cached beginning widths would be captured that no other pass has.
+            self.runner = self._model  # without the token rules of the previous text
+            self.policy.reset()  # the policy decides whether the draft reads the text at all
+        # After a cached prefix, widths would be captured that no other pass has.
         if begins and first and not (self.runner.reads_states or self.runner.length):
             return
         if not (self.policy.draft_limit() and self.runner.room(len(sequence))):
@@ -150,7 +151,7 @@ class ModelDrafter:
         if self._agreement is not None:
             draw = self._agreement.telling(sequence, draw)
         self._pending, self._rows = sequence[runner.length :], []
-        together = 1  # steps that are over when the first one is
+        together = 1  # how many steps end together with the first one
         if runs_ahead:
             most, every = longest_draft(self.policy, budget, runner.longest), never_stops(self.policy)
             ahead.begin(self._pending, most, Reach.ALL if every else Reach.ONE)
@@ -173,7 +174,7 @@ class ModelDrafter:
         )
 
     def _noting(self, draw: Callable[[int], DraftStep], unread: int, steps: int) -> Callable[[int], DraftStep]:
-        """``draw`` where the first step reads ``unread`` tokens of the prompt, and ends when this many steps have."""
+        """Wrap ``draw`` to note when the first step, which reads ``unread`` tokens of the prompt, ends."""
 
         def noted(index: int) -> DraftStep:
             if index > 1:
@@ -195,8 +196,8 @@ class ModelDrafter:
         return self._step(index, sampler, numbers)
 
     def _drawn(self, pending: Fed, index: int) -> "tuple[TokenSampler, list[float] | torch.Tensor, Numbers | None]":
-        """Draw one token after ``pending``: the sampler, its numbers in a single transfer, the distribution."""
-        # Before a round's first step no draft token has been fed, so there is none to predict the acceptance of.
+        """Draw one token after ``pending``: the sampler, its numbers from one transfer, and the distribution."""
+        # Before a round's first step no draft token has been fed, so there is no acceptance to predict.
         predicts = self._predictor is not None and index > 1
         uniform = None if self._sampling.greedy else self._uniforms.next()
         packed: list[float] | torch.Tensor
@@ -208,10 +209,10 @@ class ModelDrafter:
             packed, probs = self.runner.sample(fed, sampler, uniform, previous)
         else:
             sampler = self._sampler if predicts else self._blind
-            fed = cast("Sequence[int]", pending)  # a token on the device is read within its pass
+            fed = cast("Sequence[int]", pending)  # the pass reads its token on the device
             forward = self.runner.extend(fed, keep=1, hidden=predicts)
             state = None if forward.hidden is None else forward.hidden[0]  # (H,)
-            # The hidden state belongs to the token drawn one step ago, and so must the signals.
+            # The hidden state belongs to the token drawn one step ago, so the signals must too.
             found, rows = draft_logits_of(forward).sample(sampler, [uniform], state, self._previous, self._foresee)
             packed, probs = found[0], None if rows is None else rows[0]
         if self._previous is not None:
@@ -219,7 +220,7 @@ class ModelDrafter:
         return sampler, packed, probs
 
     def _step(self, index: int, sampler: TokenSampler, numbers: Sequence[float]) -> DraftStep:
-        """A token as a record, from the sampler's numbers on the host."""
+        """A token as a `DraftStep`, from the sampler's numbers on the host."""
         if self._taken is not None:
             return DraftStep(index, int(numbers[0]), *self._taken((*numbers, None)))
         found = dict(zip(sampler.fields, numbers, strict=True))
@@ -230,7 +231,7 @@ class ModelDrafter:
         return step_of(index, found, self._signals)
 
     def _start_step(self, pending: Fed, index: int, doubtful: bool) -> StartedStep:
-        """Start a step that the host reads later."""
+        """Start a step whose numbers the host reads later."""
         mark = self._uniforms.mark() if doubtful and not self._sampling.greedy else None
         sampler, packed, probs = self._drawn(pending, index)
         if isinstance(packed, list) or not self.runner.runs_ahead:  # its pass could not be captured
@@ -243,13 +244,13 @@ class ModelDrafter:
         return self._step(index, step.sampler, numbers)
 
     def _take_back(self, step: StartedStep, count: int) -> None:
-        """Let the next draws be those that they would have been, had a step not been started.
+        """Undo a started step: the next draws are those that would have followed without it.
 
         Args:
-            step: which.
-            count: how many steps of the round came before it.
+            step: the step to undo.
+            count: the number of steps before it in the round.
         """
-        if not self.runner.reads_states:  # a draft head goes back to what it was shown by itself
+        if not self.runner.reads_states:  # a draft head rolls back to its observed states by itself
             self.runner.rollback(self._start + count - 1)
         if step.mark is not None:
             self._uniforms.go_back(step.mark)
@@ -265,7 +266,7 @@ class ModelDrafter:
         cast("Resting", self.policy).rested(rounds)
 
     def keep(self, round_: Round) -> None:
-        """Roll the cache back to what was accepted, of which a part may be another's draft after this one's."""
+        """Roll the cache back to the accepted tokens. The last of them may come from another source."""
         if not self._drafts:
             return  # nothing was read
         self.rollback(self._start + round_.accepted)

@@ -1,4 +1,4 @@
-"""Where random numbers come from, on the host without torch, elsewhere from torch's generators."""
+"""Sources of random numbers: on the host without torch, on devices torch's generators."""
 
 import random
 from collections.abc import Sequence
@@ -12,22 +12,22 @@ if TYPE_CHECKING:
     import torch
 
 
-AT_A_TIME = 64  # Numbers that `Uniforms` takes from its generator at a time
-WORDS = 624  # Of 32 bits, that a Mersenne twister remembers
+AT_A_TIME = 64  # How many numbers `Uniforms` takes from its generator at a time
+WORDS = 624  # State of a Mersenne twister, in words of 32 bits
 
 
 class HostGenerator:
-    """torch's generator on the CPU, number by number, without torch: a Mersenne twister (MT19937) seeded as there.
+    """torch's CPU generator number by number, without torch: a Mersenne twister (MT19937) with torch's seeding.
 
     Args:
-        seed: of which the lowest 32 bits count, as in torch.
+        seed: only the lowest 32 bits count, as in torch.
     """
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
 
     @cached_property
-    def _twister(self) -> random.Random:  # seeded when it first draws: greedy decoding draws nothing
+    def _twister(self) -> random.Random:  # seeded at the first draw, since greedy decoding draws nothing
         words = [self._seed & 0xFFFFFFFF]
         for place in range(1, WORDS):
             last = words[-1]
@@ -37,12 +37,12 @@ class HostGenerator:
         return twister
 
     def random(self, count: int) -> list[float]:
-        """Numbers in [0, 1), multiples of 2^-53: those of `torch.rand` in float64."""
+        """Numbers in [0, 1), multiples of 2^-53: the same as `torch.rand` in float64."""
         bits = self._twister.getrandbits
         return [((drawn & 0x1FFFFF) << 32 | drawn >> 32) * 2.0**-53 for drawn in map(bits, repeat(64, count))]
 
     def below(self, end: int) -> int:
-        """A number from 0 to below ``end``, which is more than 2^32: that of `torch.randint`."""
+        """An integer in [0, ``end``) with ``end`` above 2^32: the same as `torch.randint`."""
         return self._bits() % end
 
     def get_state(self) -> tuple[object, ...]:
@@ -52,18 +52,17 @@ class HostGenerator:
         self._twister.setstate(state)
 
     def _bits(self) -> int:
-        """64 of them, the high ones drawn first."""
+        """64 bits, the high ones drawn first."""
         bits = self._twister.getrandbits(64)
         return (bits & 0xFFFFFFFF) << 32 | bits >> 32
 
 
 DrawGenerator = Union[HostGenerator, "torch.Generator"]
-Mark = tuple[object, tuple[float, ...]]  # Where the draws of `Uniforms` and of its generator stood
+Mark = tuple[object, tuple[float, ...]]  # The positions of `Uniforms` and of its generator
 
 
 def generator_on(device: "torch.device", seed: int) -> DrawGenerator:
-    """A generator for draws of rows on a device; on the host, and where it draws for the device, it gives torch's
-    numbers."""
+    """A generator for draws on a device. On the host, also where it draws for the device, it gives torch's numbers."""
     if device.type == "cpu" or not draws(device):
         return HostGenerator(seed)
     import torch
@@ -76,7 +75,9 @@ def offspring(generator: "torch.Generator", device: "torch.device") -> "torch.Ge
 @overload
 def offspring(generator: DrawGenerator, device: "torch.device | None") -> DrawGenerator: ...
 def offspring(generator: DrawGenerator, device: "torch.device | None") -> DrawGenerator:
-    """A new generator on ``device``, None for the host, seeded with a draw from another one; torch's below torch's."""
+    """A new generator on ``device``, None for the host, seeded with a draw from another one. A torch generator yields a
+    torch generator.
+    """
     if isinstance(generator, HostGenerator):
         seed = generator.below(1 << 62)
         return HostGenerator(seed) if device is None else generator_on(device, seed)
@@ -102,12 +103,12 @@ def sibling(generator: DrawGenerator | None, device: "torch.device | None") -> D
 
 
 def host_numbers(count: int, generator: DrawGenerator | None) -> list[float]:
-    """Numbers in [0, 1), float64: all the randomness of draws on the host. Float32's would be too coarse for rare
+    """Numbers in [0, 1), float64: the only randomness of draws on the host. Float32 would be too coarse for rare
     tokens.
 
     Args:
         count: how many.
-        generator: on the host; None for numbers that nothing repeats.
+        generator: on the host; None for numbers that cannot be reproduced.
     """
     if isinstance(generator, HostGenerator):
         return generator.random(count)
@@ -120,7 +121,7 @@ def host_numbers(count: int, generator: DrawGenerator | None) -> list[float]:
 
 
 def uniforms(shape: Sequence[int], device: "torch.device", generator: DrawGenerator | None) -> "torch.Tensor":  # (...)
-    """`host_numbers` as a tensor on a device, drawn there where the generator is torch's."""
+    """`host_numbers` as a tensor on a device, drawn on that device where the generator is torch's."""
     import torch
 
     if isinstance(generator, HostGenerator):
@@ -130,7 +131,9 @@ def uniforms(shape: Sequence[int], device: "torch.device", generator: DrawGenera
 
 
 class Uniforms:
-    """Numbers in [0, 1) for draws on the host, taken from a generator many at a time: one alone is as dear as all."""
+    """Numbers in [0, 1) for draws on the host, taken from a generator in blocks: a block costs no more than a single
+    number.
+    """
 
     def __init__(self, generator: DrawGenerator | None) -> None:
         self._generator = generator
@@ -142,12 +145,14 @@ class Uniforms:
         return self._left.pop()
 
     def mark(self) -> Mark:
-        """Where the draws stand; a generator has its state on the host, so nothing waits."""
+        """The current position of the draws. The generator's state is on the host, so this waits for no device."""
         return None if self._generator is None else self._generator.get_state(), tuple(self._left)
 
     def go_back(self, mark: Mark) -> None:
-        """Draw again what was drawn since the mark, by a generator that was given: without one nothing is repeated."""
+        """Return to a mark, so that the same numbers are drawn again. Without a generator of the caller nothing is
+        reproduced.
+        """
         state, left = mark
         self._left = list(left)
         if self._generator is not None:
-            self._generator.set_state(state)  # type: ignore[arg-type] # each takes what it gave
+            self._generator.set_state(state)  # type: ignore[arg-type] # each accepts its own marks

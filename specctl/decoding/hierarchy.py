@@ -1,4 +1,4 @@
-"""HSDDW's middle model: it verifies the draft tokens of a faster drafter and is itself a drafter (Syu and Lee 2025)."""
+"""HSDDW's middle model, which verifies a faster drafter's tokens and is itself a drafter (Syu and Lee 2025)."""
 
 from collections.abc import Sequence, Set
 from typing import TYPE_CHECKING
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 class PreVerifiedDrafter(Drafter):
     """A draft model that runs inner rounds over a faster drafter until its own policy stops, then offers the block.
 
-    Each inner round is speculative sampling with this model as the verifier. So the tokens it keeps and the one it
-    adds are exact draws of this model, and each carries this model's own distribution to the next verifier. The policy
-    is asked about each collected token in order, with this model's signals at that token's position. When it stops,
-    the whole block is offered, including the tokens after the trigger. Only a rule with ``keep_trigger = false``,
-    which reads distributions and no drawn tokens, drops the trigger and everything after it.
+    Each inner round is speculative sampling with this model as the verifier. So the tokens it keeps and the one it adds
+    are exact draws of this model, and each carries this model's own distribution to the next verifier. The policy is
+    asked about each collected token in order, with this model's signals at that token's position. When it stops, the
+    whole block is offered, including the tokens after the trigger. Only a rule with ``keep_trigger = false``, which
+    reads distributions and no drawn tokens, drops the trigger and everything after it.
 
     The paper's pseudocode counts only the inner drafter's accepted tokens towards its limit (n_tot). Here the token
-    that this model draws counts too, since it is a draft token like the others. Inner rounds leave one position for
-    it, so that a block never exceeds the policy's ``draft_limit`` or the budget.
+    that this model draws counts too, since it is a draft token like the others. Inner rounds leave one position for it,
+    so that a block never exceeds the policy's ``draft_limit`` or the budget.
 
     Args:
         inner: a model with a policy, or a hierarchy again.
@@ -48,8 +48,8 @@ class PreVerifiedDrafter(Drafter):
             ``own_accept_prob``.
 
     Raises:
-        ValueError: a prediction is wanted and there is no head that makes it; or the middle model is a draft head,
-            which reads the tokens of a block one after the other and so gains nothing by verifying them.
+        ValueError: a signal needs a head that is missing; or the middle model is a draft head. A draft head reads the
+            tokens of a block one by one, so verification gains it nothing.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class PreVerifiedDrafter(Drafter):
 
     @property
     def observed(self) -> int | None:
-        return None  # the states that a faster draft head reads are this model's
+        return None  # a faster draft head reads this model's states
 
     def prefill(self, sequence: Sequence[int], *, begins: bool = True, first: bool = True) -> None:  # noqa: ARG002
         if begins:
@@ -113,8 +113,8 @@ class PreVerifiedDrafter(Drafter):
             added: list[DraftStep] = []
             seen = self.inner.observed
             if seen is not None and seen < len(text) - 2:
-                # A block without tokens was offered. A draft head drafts without the state of one place, never of more:
-                # what it drafts follows from where its round begins and whether that place lacks.
+                # An empty block was offered. A draft head can draft without the state of one position, never of more.
+                # Its draft depends on where its round begins and on whether that state is missing.
                 prefill(self.runner, self.inner, text, begins=False)
 
             def read(forward: Forward, probs: Numbers | None, tokens: Sequence[int]) -> None:
@@ -133,7 +133,7 @@ class PreVerifiedDrafter(Drafter):
                 index=index,
                 read=read,
                 hidden=self._predictor is not None,
-                chances=False,  # replay does not know them at this level, and a policy must learn alike in both
+                chances=False,  # replay lacks them at this level, and a policy must learn alike live and in replay
             )
             text.extend(round_.emitted)
             return round_, added
@@ -143,10 +143,10 @@ class PreVerifiedDrafter(Drafter):
         return Draft([step.token for step in steps], probs, tuple(steps), stop, threshold, tuple(inner))
 
     def _steps(self, forward: Forward, tokens: Sequence[int], first: int) -> list[DraftStep]:
-        """The tokens with the signals wanted, fetched in a single transfer.
+        """The tokens with the signals wanted, in a single transfer.
 
         Args:
-            forward: K + 1 rows, of which the first n predict the tokens.
+            forward: K + 1 rows; the first n predict the tokens.
             tokens: n ids.
             first: position of the first token in the block, from 1.
         """

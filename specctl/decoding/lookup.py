@@ -1,4 +1,4 @@
-"""Copying from the text so far: its follower, a drafter that copies, and the signal of agreement with a copy."""
+"""Copying from the text so far: following the text, drafting by copying, and the signal of agreement with a copy."""
 
 from collections.abc import Callable, Sequence, Set
 from typing import cast
@@ -14,22 +14,23 @@ from specctl.records import DraftStep, Round, StopReason
 
 
 class LookupDrafter(Drafter):
-    """Copies what followed the latest occurrence of the text's end, until its stopping policy ends the block.
+    """Copies what followed the latest occurrence of the text's last tokens, until its stopping policy ends the block.
 
-    The longest match counts (`SuffixIndex`). Where what followed it reaches the text's end, copying goes on with the
-    draft's own tokens, so that a repeated phrase is repeated further. Where the last token is new to the text, the
-    round drafts nothing. Only tokens of the sequence are indexed, never drafted ones.
+    The longest match counts (`SuffixIndex`). Where the copy reaches the text's end, it goes on with the draft's own
+    tokens, so that a repeated phrase is repeated further. Where the last token is new to the text, the round drafts
+    nothing. Only tokens of the sequence are indexed, never drafted ones.
 
-    Every token is certain given the text, so its distribution is one-hot: token by token, a verifier keeps token x with
-    its own probability p(x), and draws from the rest of p after a rejection. Rates are learned again in each sequence.
+    Each token is determined by the text, so its distribution is one-hot. Token by token, the verifier accepts token x
+    with its own probability p(x), and draws from the rest of p after a rejection. Rates are learned anew in each
+    sequence.
 
     Args:
-        runner: holds the text.
+        runner: its cache holds the text.
         policy: asked after each token.
         record: signals to record even if the policy does not read them.
 
     Raises:
-        ValueError: a signal is wanted that a lookup does not have.
+        ValueError: a wanted signal is one that a lookup does not have.
     """
 
     observed: int | None = None
@@ -43,7 +44,7 @@ class LookupDrafter(Drafter):
         self._foresees = "next_accept_prob" in policy.signals | record
         self._rates = MatchRates()
         self._eos: Set[int] = frozenset()
-        self._matched = 0  # tokens of the round's match
+        self._matched = 0  # length of the round's match
 
     def begin(self, sampling: Sampling, eos: Set[int], generator: DrawGenerator | None) -> None:  # noqa: ARG002
         self._eos = eos
@@ -71,7 +72,8 @@ class LookupDrafter(Drafter):
 
         def copy(index: int) -> DraftStep:
             assert match is not None
-            behind = match.end + len(copied) - len(text)  # from 0 on the text has ended, and the draft goes on
+            # From 0 on the copy has passed the text's end and goes on with the draft.
+            behind = match.end + len(copied) - len(text)
             token = copied[behind] if behind >= 0 else text[behind]
             copied.append(token)
             following = self._rates.rate(self._matched + index) if self._foresees else None
@@ -98,40 +100,40 @@ class LookupDrafter(Drafter):
         self.runner.rollback(length)
 
 
-LONGEST_GRAM = 3  # The most tokens of the text's end that are looked up again; a match that goes on right grows beyond
-BETWEEN = -1  # Stands between texts, and is never copied
+LONGEST_GRAM = 3  # Suffixes up to this length are looked up again; a match that stays right grows longer
+BETWEEN = -1  # Separates texts, and is never copied
 
 
 class Follower:
-    """Follows a growing text in an earlier part of it, as long as they go on alike, else looks its end up again.
+    """Follows a growing text in an earlier part of it while the two agree, else looks its last tokens up again.
 
-    So what it would copy at a place depends on the text before it alone; and on the earlier answers that it keeps.
+    So the copy at a position depends only on the text before it and on the stored earlier answers.
 
     Args:
-        earlier: of how many tokens the answers to earlier prompts are kept, the last ones; for a while there may be
-            twice as many.
+        earlier: how many of the latest tokens from answers to earlier prompts are stored. There may be twice as many
+            for a while.
     """
 
     def __init__(self, earlier: int = 0) -> None:
         self._index = SuffixIndex(LONGEST_GRAM)
         self._earlier = earlier
-        self._begin = 0  # of the text in the index, after the earlier answers
-        self._prompt = 0  # tokens of the text that are not the target's
+        self._begin = 0  # where the text begins in the index, after the earlier answers
+        self._prompt = 0  # number of leading tokens that the target did not generate
         self.match: Match | None = None
 
     def __len__(self) -> int:
         return len(self._index) - self._begin
 
     def answer_begins(self) -> None:
-        """After the next token, the prompt's last, all are the target's."""
+        """After the next token, the prompt's last, all tokens are the target's."""
         self._prompt = len(self) + 1
 
     def read(self, tokens: Sequence[int], learn: Callable[[int, bool], None] | None = None) -> None:
-        """Add tokens to the text's end.
+        """Append tokens to the text.
 
         Args:
             tokens: ids.
-            learn: called for each expected token with the length of the match and whether the token was right.
+            learn: called for each predicted token with the match length and whether the prediction was right.
         """
         index = self._index
         text = index.tokens
@@ -145,22 +147,22 @@ class Follower:
             self.match = self._told(longer)
 
     def after(self, drafted: Sequence[int]) -> Match | None:
-        """The match after tokens that are drafted after the text, and are not part of it."""
+        """The match after drafted tokens that follow the text and are not part of it."""
         match, text = self.match, self._index.tokens
         for token in drafted:
             if match is None or _token(text, drafted, match.end) != token:
-                # What is in the text is looked up once, after all of them: they are few.
+                # Drafted tokens are few, so the text is searched once, after all of them.
                 return self._told(self._index.found([*text[-LONGEST_GRAM:], *drafted][-LONGEST_GRAM:]))
             match = Match(match.length + 1, match.end + 1)
         return self._told(match)
 
     def _told(self, match: Match | None) -> Match | None:
-        """A match that shows a token: after the end of an earlier answer there is none."""
+        """A match that predicts a token: there is none at the end of an earlier answer."""
         text = self._index.tokens
         return None if match is not None and match.end < len(text) and text[match.end] == BETWEEN else match
 
     def copied(self, match: Match, drafted: Sequence[int], count: int) -> list[int]:
-        """The tokens that followed a match; where the text ends, those that are drafted and copied after it."""
+        """The tokens after a match; past the text's end, the drafted tokens and the copy itself."""
         text, all_ = self._index.tokens, [*drafted]
         for place in range(match.end, match.end + count):
             if (token := _token(text, all_, place)) == BETWEEN:
@@ -169,7 +171,7 @@ class Follower:
         return all_[len(drafted) :]
 
     def rollback(self, length: int) -> None:
-        """Take back all but the first ``length`` tokens; of a text that goes as a whole the answer may be kept."""
+        """Forget all but the first ``length`` tokens. The answer of a fully removed text may be stored."""
         if length >= len(self):
             return
         index, begin = self._index, self._begin
@@ -189,27 +191,27 @@ def _token(text: Sequence[int], behind: Sequence[int], place: int) -> int:
     return text[place] if place < len(text) else behind[place - len(text)]
 
 
-LONGEST, SHORTEST = 4, 2  # The most tokens of the text's end that are looked up, and the fewest whose match counts
+LONGEST, SHORTEST = 4, 2  # The longest suffix that is looked up, and the shortest match that counts
 
 
 class Agreement:
     """Compares drafted tokens with those that followed the latest earlier occurrence of the text before them.
 
-    It holds the text and the tokens of the round's draft, which the next round takes back.
+    It indexes the text and the tokens of the round's draft, which the next round removes.
     """
 
     def __init__(self) -> None:
         self._index = SuffixIndex(LONGEST)
-        self._text = 0  # tokens of the index that are not a draft's
+        self._text = 0  # length of the index without the draft's tokens
 
     def begin(self, text: Sequence[int]) -> None:
-        """A draft begins after a text, which is the last one's and what was added to it since."""
+        """A draft begins after a text: the last text and what was appended to it since."""
         self._index.truncate(self._text)
         self._index.append(text[self._text :])
         self._text = len(text)
 
     def of(self, token: int) -> float:
-        """`DraftStep.agreement` of the next token of the draft."""
+        """`DraftStep.agreement` for the draft's next token."""
         index = self._index
         match = index.match
         index.append([token])
@@ -219,7 +221,7 @@ class Agreement:
         return match.length / LONGEST if agrees else -match.length / LONGEST
 
     def telling(self, text: Sequence[int], draw: Callable[[int], DraftStep]) -> Callable[[int], DraftStep]:
-        """A function that draws a draft after a text as another one does, and shows the signal of its steps too."""
+        """Wraps a function that draws a draft after a text, so that its steps have the agreement too."""
         self.begin(text)
 
         def with_signal(index: int) -> DraftStep:

@@ -12,10 +12,11 @@ from specctl.records import Round
 
 
 def read_prompt(target: Slot, drafter: Drafter | None, prompt: Sequence[int]) -> None:
-    """Let drafts cache all but the last token of the prompt before `decode`.
+    """Have drafts cache all but the last token of the prompt before `decode`.
 
-    The target reads it in the pass that verifies the first draft, but for a draft head that drafts at once, from what
-    the target has read. A head of a target that has to read prompts whole begins in the second round.
+    The target reads the prompt in the pass that verifies the first draft. A draft head needs the target's states first,
+    so for it the target reads the prompt here. Where the target must read prompts whole, its head starts in the second
+    round.
     """
     if drafter is None:
         return
@@ -24,7 +25,7 @@ def read_prompt(target: Slot, drafter: Drafter | None, prompt: Sequence[int]) ->
     elif drafter.starts() and not target.whole_prompts:
         prefill(target, drafter, prompt)
     else:
-        target.rollback(drafter.observed)  # what it reads with the first tokens gives the states
+        target.rollback(drafter.observed)  # reading the first tokens again gives their states
 
 
 def decode(
@@ -39,9 +40,9 @@ def decode(
 ) -> Generator[Round, None, None]:
     """Yield rounds until an end-of-sequence token or ``max_new_tokens``, exactly in the target's distribution.
 
-    The caches may hold any prefix of the prompt. A `ParallelDrafter` has a thread, which ends with the generator: who
-    does not take all rounds should close it. The time of the passes in which the target reads the rest of the prompt is
-    shared out by tokens: the first round's is that of its own tokens.
+    The caches may hold any prefix of the prompt. A `ParallelDrafter` runs a thread that ends with the generator; a
+    caller that does not take all rounds should close the generator. Where a pass also reads the rest of the prompt, its
+    time is divided by tokens, and the first round's time covers only its own tokens.
 
     Args:
         target: the verifier.
@@ -55,7 +56,7 @@ def decode(
     """
     sequence, target = list(prompt), sampling.over(target, decides=True)
     end = len(sequence) + max_new_tokens
-    target.rollback(len(sequence) - 1)  # the last token must run again, for its logits
+    target.rollback(len(sequence) - 1)  # the last token must run again for its logits
     if drafter is not None:
         drafter.rollback(len(sequence) - 1)
         drafter.begin(sampling, eos, generator)
@@ -70,7 +71,7 @@ def decode(
             # One position is left for the verifier's own token.
             budget = end - len(sequence) - 1
             if unread and target.whole_prompts and drafter is not None and drafter.observed is not None:
-                budget = 0  # what a head drafts from is not there yet
+                budget = 0  # the states that a head drafts from do not exist yet
             resting = rested < rest
             round_ = verified_round(
                 target,

@@ -1,15 +1,15 @@
 """Drafting and verifying at the same time, on two devices: PEARL (Liu et al., arXiv 2408.11850).
 
-While the target reads the draft tokens that wait for it, the draft writes the next K after them, as if all of them
-will be accepted. A target pass over M waiting tokens gives its distribution at each of them and at the place after,
-where the first new draft token stands, so it verifies M + 1 tokens:
+While the target reads M waiting draft tokens, the draft writes the next K, assuming that all waiting ones will be
+accepted. The target pass gives the distribution at each waiting token and at the position after them, where the first
+new draft token stands. So it verifies M + 1 tokens:
 
-- All are accepted: the other K - 1 new tokens wait for the next pass, which goes on from there.
-- One is rejected: the target's correction takes its place and whatever was drafted after it is discarded.
+- If all are accepted, the other K - 1 new tokens wait for the next pass.
+- If one is rejected, the target's correction replaces it, and everything drafted after it is discarded.
 
-The paper's pre-verify mode is the pass for which nothing waits (M = 0) and its post-verify mode any other (M = K - 1).
-There is no bonus token: the draft has been at that place already. Each token is verified once, by coins of its own;
-the published code tosses one coin for two tokens, so that what it samples does not follow the target's distribution.
+The paper's pre-verify mode is a pass without waiting tokens (M = 0), its post-verify mode any other pass (M = K - 1).
+There is no bonus token: the draft has already written that position. Each token is verified once, with its own coin.
+The published code uses one coin for two tokens, so its samples do not follow the target's distribution.
 """
 
 from collections.abc import Iterator, Sequence, Set
@@ -35,25 +35,25 @@ from specctl.records import Round, StopReason
 
 
 class ParallelDrafter(ModelDrafter):
-    """A draft model that `specctl.decoding.loop.decode` lets draft on a thread of its own while its verifier reads.
+    """A draft model that `specctl.decoding.loop.decode` runs on its own thread while the verifier reads.
 
-    Its draws come from a generator of its own, also where verifier and draft are on one device: what a seed gives must
-    not depend on which of the two is quicker.
+    It draws from its own generator even where verifier and draft share a device: the output for a seed must not depend
+    on which of the two is faster.
     """
 
     def begin(self, sampling: Sampling, eos: Set[int], generator: DrawGenerator | None) -> None:
         super().begin(sampling, eos, None if generator is None else offspring(generator, self.runner.device))
 
     def prefill(self, sequence: Sequence[int], *, begins: bool = True, first: bool = True) -> None:  # noqa: ARG002
-        super().prefill(sequence, begins=begins, first=False)  # the prompt is not part of what a pass goes on next to
+        super().prefill(sequence, begins=begins, first=False)  # no pass runs in parallel with the reading of the prompt
 
 
 class ParallelRounds:
-    """The rounds of one sequence; each is one target pass with the drafting that went on meanwhile.
+    """The rounds of one sequence; each is one target pass with the drafting that ran in parallel.
 
-    A round's ``steps`` are the draft tokens whose fate it decided: those that were verified and, after a rejection, all
-    that were discarded unread. So over the rounds of a sequence that was not ended from outside every draft token
-    counts once.
+    A round's ``steps`` are the draft tokens that it decided on: the verified ones and, after a rejection, all that were
+    discarded unread. So every draft token counts once over the rounds of a sequence, unless the sequence was ended from
+    outside.
 
     Args:
         target, drafter: with caches that hold any prefix of the prompt but its last token.
@@ -82,7 +82,7 @@ class ParallelRounds:
         self._unread, self._logprobs = unread, logprobs
         self._sampling, self._eos, self._generator = sampling, eos, generator
         self._text, self._settled, self._end = list(prompt), len(prompt), end
-        self._waiting = NOTHING  # the draft tokens of the text that are not settled
+        self._waiting = NOTHING  # the text's draft tokens that are not verified yet
         self._ended = False
 
     def __iter__(self) -> Iterator[Round]:
@@ -93,19 +93,19 @@ class ParallelRounds:
                     yield self._round(index, thread)
                     index += 1
         finally:
-            # Whatever happened, the thread has written its block and ended: nothing else uses the caches.
+            # In any case the thread has ended, with its block or an error: nothing else uses the caches.
             self._target.rollback(self._settled)
             self._drafter.rollback(self._settled)
 
     def _round(self, index: int, thread: ThreadPoolExecutor) -> Round:
         waiting, room = len(self._waiting.tokens), self._end - len(self._text)
         idle = StopReason.EOS if waiting and self._text[-1] in self._eos else StopReason.BUDGET if not room else None
-        # Without a new token the pass need not read the last waiting one.
+        # Without a new draft token the pass need not read the last waiting one.
         verified, last = (waiting + 1, None) if idle is None else (waiting, -1)
         began = working_seconds()
         drafting = None if idle else thread.submit(_timed_draft, self._drafter, self._text, room)
         forward = self._target.extend(self._text[self._target.length : last], keep=verified)
-        wait(self._target.device)  # costs nothing: the draft is needed next
+        wait(self._target.device)  # does not delay the round: the draft is needed next
         passed, clock = working_seconds(), perf_counter()
         block, started, busy = (NOTHING, clock, 0.0) if drafting is None else drafting.result()
         drafted = working_seconds()
@@ -127,7 +127,8 @@ class ParallelRounds:
             verify_seconds=passing + judging,
             total_seconds=passing + drafted - passed + judging,
             chances=verdict.chances,
-            overlap_seconds=min(busy, max(0.0, clock - started)),  # of another thread, whose clock is its own
+            # Clipped, since the other thread has a clock of its own.
+            overlap_seconds=min(busy, max(0.0, clock - started)),
         )
         if self._logprobs is not None:
             round_ = with_logprobs(round_, forward, None, self._logprobs)
@@ -183,16 +184,16 @@ def require_parallel(pair: Pair, setting: Setting, draft: int) -> None:
         )
 
 
-@in_inference_mode  # each thread has a mode of its own
+@in_inference_mode  # inference mode is per thread
 def _timed_draft(drafter: ParallelDrafter, text: Sequence[int], room: int) -> tuple[Draft, float, float]:
-    """A draft of at most ``room`` tokens after ``text``, when it began, and the seconds it took."""
+    """A draft of at most ``room`` tokens after ``text``, its start time, and the seconds it took."""
     clock, began = perf_counter(), working_seconds()
     draft = drafter.draft(text, room)
     return draft, clock, working_seconds() - began
 
 
 def _joined(first: Draft, second: Draft) -> Draft:
-    """One draft of two, the second after the first."""
+    """Two drafts concatenated."""
     if not first.tokens or not second.tokens:
         return first if first.tokens else second
     probs = None if first.probs is None or second.probs is None else joined_numbers([first.probs, second.probs])
@@ -201,6 +202,6 @@ def _joined(first: Draft, second: Draft) -> Draft:
 
 
 def _part(draft: Draft, part: slice) -> Draft:
-    """Some of a draft's tokens."""
+    """A slice of a draft."""
     probs = None if draft.probs is None else draft.probs[part]
     return Draft(draft.tokens[part], probs, draft.steps[part], draft.stop, vocabulary=draft.vocabulary)

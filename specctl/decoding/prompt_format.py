@@ -1,4 +1,4 @@
-"""Prompts, chats and conversations become token ids."""
+"""Turns prompts, chats and conversations into token ids."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -11,33 +11,33 @@ from specctl.messages import Message, argument_texts, function_of, read_messages
 from specctl.models.files.tokenizer import Tokenizer
 from specctl.profile.schema import PromptTable
 
-IDENTIFIERS = ("tool_call_id", "parsed")  # Fields that repeat or number what others say: templates need not write them
+IDENTIFIERS = ("tool_call_id", "parsed")  # Fields that repeat or number other content, so templates need not use them
 REASONING = ("reasoning_content", "reasoning", "thinking")
 """Fields that templates leave out of earlier answers on purpose, as their models are trained."""
-OWN_SYSTEM = ("system", "developer")  # Roles of a message that takes the place of the profile's system message
+OWN_SYSTEM = ("system", "developer")  # Roles of a message that replaces the profile's system message
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What a message says in one place, to be looked for in what the template writes."""
+    """One piece of content of a message, to be looked for in the template's output."""
 
-    place: str  # as errors name it
-    number: int  # of the message
-    marked: Callable[[dict[str, Any]], dict[str, Any]]  # the message with a mark in place of it
-    mark: str  # as a template that writes the part writes it
+    place: str  # the name in error messages
+    number: int  # the message's number
+    marked: Callable[[dict[str, Any]], dict[str, Any]]  # the message with this content replaced by a mark
+    mark: str  # the mark, as a template that uses the content writes it
 
 
 class PromptFormat:
-    """Turns prompts, chats and conversations into ids. What decides about chat templates is here and nowhere else.
+    """Turns prompts, chats and conversations into ids. The only module that decides about chat templates.
 
     Args:
         tokenizer: the target's.
-        chat: whether a plain prompt or turn goes through the chat template as a user's message; None for the rule:
-            it does where the tokenizer has a template.
-        system: the system message of a chat that has none of its own.
+        chat: whether a plain prompt or turn goes through the chat template as a user's message; None to do so if the
+            tokenizer has a template.
+        system: the system message for chats without their own.
 
     Attributes:
-        chat: what was decided.
+        chat: the decision.
     """
 
     def __init__(self, tokenizer: Tokenizer, chat: bool | None = None, system: str | None = None) -> None:
@@ -47,30 +47,32 @@ class PromptFormat:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, table: PromptTable) -> "PromptFormat":
-        """What a profile's ``[prompt]`` table asks for; raises UsageError if its system message has no place."""
+        """The format of a profile's ``[prompt]`` table. Raises UsageError if its system message cannot be used."""
         if table.system is not None and not tokenizer.chat_template:
             raise UsageError("a system message needs a chat template, and the target has none", "leave the message out")
         return cls(tokenizer, table.chat, table.system)
 
     def note(self, table: PromptTable) -> str | None:
-        """A note for the user, once a run: that the rule chose the template."""
+        """A note to the user, once per run, that the template is used by default."""
         if table.chat is None and self.chat:
             return "using the chat template (--raw turns it off)"
         return None
 
     def prompt(self, text: str) -> list[int]:
-        """Ids of one prompt; raises RecordError if it is empty or needs a chat template that is missing."""
+        """Ids of one prompt. Raises RecordError if it is empty or needs a missing chat template."""
         if self.chat:
             return self.messages([{"role": "user", "content": text}])
         return self._ids(text)
 
     def messages(self, messages: Sequence[Message]) -> list[int]:
-        """Ids of a chat with the assistant's turn opened.
+        """Ids of a chat, up to the start of the assistant's turn.
 
-        Where the template does not know the role ``developer``, such messages are system messages, as OpenAI has it.
+        Where the template does not know the role ``developer``, such messages become system messages, as in OpenAI's
+        API.
 
         Raises:
-            RecordError: they are not messages, there is no template, or it rejects them or leaves out a part of them.
+            RecordError: the input is not a list of messages, the template is missing, it rejects the messages, or it
+                drops a part of them.
         """
         if not self.tokenizer.chat_template:
             raise RecordError("no_chat_template", "the target's tokenizer has no chat template; give `prompt` instead")
@@ -91,18 +93,18 @@ class PromptFormat:
         return self._ids(text, add_special_tokens=False)
 
     def _written(self, messages: list[dict[str, Any]], first: int) -> str:
-        """What the template makes of messages; raises RecordError if it rejects them, or leaves out what one says.
+        """The template's output for messages. Raises RecordError if it rejects them or drops a part of them.
 
         Args:
-            messages: as `read_messages` gives them.
-            first: the number of the first one that is the user's own.
+            messages: as `read_messages` returns them.
+            first: the number of the first message that the user wrote.
         """
         texts = argument_texts(messages)
         try:
             text = self._rendered(messages)
-            # A template that writes JSON itself would write a text of JSON as a string.
+            # A template that writes JSON itself would quote a string of JSON again.
             as_objects = any(json.dumps(one, ensure_ascii=False) in text for one in texts)
-        except Exception as error:  # a template is a program of its own and may raise anything
+        except Exception as error:  # a template is a program and may raise anything
             if not texts:
                 raise _rejected(error) from error
             as_objects = True
@@ -122,35 +124,35 @@ class PromptFormat:
 
     @cached_property
     def _reads_parts(self) -> bool:
-        """Whether the template reads a content as a list of parts only, as those of many models that read pictures."""
+        """Whether the template accepts content only as a list of parts, as many vision models' templates do."""
         mark = "Qzparts9"
         asked = {"role": "user", "content": mark}
 
         def says(message: dict[str, Any]) -> bool:
             try:
                 return mark in self._said([message])
-            except Exception:  # a template is a program of its own and may raise anything
+            except Exception:  # a template is a program and may raise anything
                 return False
 
-        return not says(asked) and says(_in_parts(asked))  # parts are written by transformers alone
+        return not says(asked) and says(_in_parts(asked))  # the template ignores parts; transformers writes them
 
     def _said(self, copied: list[dict[str, Any]]) -> str:
         return str(self.tokenizer.apply_chat_template(copied, add_generation_prompt=True, tokenize=False))
 
     def _left_out(self, messages: list[dict[str, Any]], text: str, first: int) -> Part | None:
-        """The first part of messages that has no effect on their text; None if all have."""
+        """The first part of messages without effect on the template's output; None if all have one."""
         parts = list(_parts(messages, first))
         marked = list(messages)
         for part in parts:
             marked[part.number] = part.marked(marked[part.number])
         try:
             found = self._rendered(marked)
-        except Exception:  # it rejects marks, and so reads them
+        except Exception:  # it rejects the mark, so it does read this content
             found = ""
         return next((part for part in parts if part.mark not in found and self._silent(part, messages, text)), None)
 
     def _silent(self, part: Part, messages: list[dict[str, Any]], text: str) -> bool:
-        """Whether a part has no effect on the text of messages."""
+        """Whether changing a part leaves the template's output unchanged."""
         changed = list(messages)
         changed[part.number] = part.marked(changed[part.number])
         try:
@@ -162,9 +164,9 @@ class PromptFormat:
             return False
 
     def conversation(self, turns: Sequence[str], answers: Sequence[str]) -> list[int]:
-        """Ids of a conversation up to the first turn that has no answer yet.
+        """Ids of a conversation up to the first turn without an answer.
 
-        Not through a chat template, turns and answers are joined with one line break after each.
+        Without a chat template, turns and answers are joined, each followed by a line break.
         """
         asked = turns[: len(answers) + 1]
         if not self.chat:
@@ -175,7 +177,7 @@ class PromptFormat:
         return self.messages(messages)
 
     def plain(self, turns: Sequence[str], answers: Sequence[str]) -> list[int]:
-        """Ids of turns, each but the last with its answer, joined with one line break after each."""
+        """Ids of turns, each but the last followed by its answer, with a line break after each."""
         lines = [text for pair in zip(turns, [*answers, ""], strict=True) for text in pair][:-1]
         return self._ids("\n".join(lines) + "\n")
 
@@ -185,7 +187,7 @@ class PromptFormat:
         except UnicodeEncodeError as error:
             what = f"contains an unpaired surrogate ({text[error.start]!a}) that no tokenizer can read"
             raise RecordError("invalid_text", f"the prompt {what}") from error
-        # Not verbose: the length is checked against the context later, and a warning would tear the live panel.
+        # Not verbose: the length is checked against the context later, and a warning would disrupt the live panel.
         ids = list(self.tokenizer(text, add_special_tokens=add_special_tokens, verbose=False)["input_ids"])
         if not ids:
             raise RecordError("empty_prompt", "the prompt is empty")
@@ -206,7 +208,7 @@ def _known_role(role: str) -> str:
 
 
 def _parts(messages: Sequence[dict[str, Any]], first: int) -> Iterator[Part]:
-    """All that messages say."""
+    """All content of messages."""
     called: set[str] = set()
     for number, message in enumerate(messages):
         name = f"messages.{number - first}" if number >= first else "the profile's system message"
@@ -215,7 +217,7 @@ def _parts(messages: Sequence[dict[str, Any]], first: int) -> Iterator[Part]:
             if key == "role" or key in IDENTIFIERS or (key == "content" and not value.strip()):
                 continue
             if key == "name" and message["role"] == "tool" and value in called:
-                continue  # the call says it
+                continue  # the call itself has this content
             if key == "tool_calls":
                 for at, call in enumerate(value):
                     inner = function_of(call)

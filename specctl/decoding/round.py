@@ -1,6 +1,6 @@
 """One round of speculative decoding: draft, extend, verify, correct, record.
 
-The loop over the target and every verifying draft of a hierarchy run the same function.
+The target and every verifying draft of a hierarchy use the same function.
 """
 
 from collections.abc import Callable, Sequence, Set
@@ -27,23 +27,23 @@ ReadPass = Callable[[Forward, Numbers | None, Sequence[int]], None]
 
 
 def prefill(verifier: Slot, drafter: Drafter | None, sequence: Sequence[int], *, begins: bool = True) -> None:
-    """Cache all but the last token of the prompt, so that every round's forward pass is a short one.
+    """Cache all but the last token of the prompt, so that every round's pass is short.
 
     Args:
-        verifier: of the drafts.
+        verifier: verifies the drafts.
         drafter: None without drafts.
         sequence: the prompt.
         begins: see `Drafter.prefill`.
     """
     if drafter is not None and drafter.observed is not None:
-        verifier.rollback(drafter.observed)  # it has not seen the states of the places after
+        verifier.rollback(drafter.observed)  # the drafter lacks the states of the positions after
     _catch_up(verifier, drafter, sequence)
     if drafter is not None:
         drafter.prefill(sequence, begins=begins, first=False)
 
 
 def _catch_up(verifier: Slot, drafter: Drafter | None, sequence: Sequence[int]) -> None:
-    """Let the verifier cache all but the last token."""
+    """Have the verifier cache all but the last token."""
     start = verifier.length
     if pending := sequence[start:-1]:
         forward = verifier.extend(pending, keep=0)
@@ -71,7 +71,7 @@ def verified_round(
     """Draft a block after ``sequence``, verify it in one pass, and leave all caches at the accepted prefix.
 
     Args:
-        verifier: decides; its cache may hold any shorter prefix of the sequence.
+        verifier: the verifier; its cache may hold any shorter prefix of the sequence.
         drafter: writes the block and then observes the round; without one the round is one token of the verifier's.
         sequence: at least one id.
         budget: the most tokens to draft.
@@ -79,12 +79,12 @@ def verified_round(
         eos: ids that end the sequence; after an accepted one the verifier adds no token.
         generator: for the verifier's draws, on its device.
         index: of the round.
-        read: reads the verifier's pass; the time it takes belongs to the verification. Not for trees.
+        read: reads the verifier's pass, and its time counts as verification. Not for trees.
         hidden: whether ``read`` needs the verifier's hidden states.
         chances: whether the round records `Round.chances`.
-        unread: tokens of the prompt that the verifier reads with the draft, see `share_of_round`.
-        logprobs: how many of the likeliest ids `Round.logprobs` has at each token; None where they are not asked for.
-        draft: what it wrote, where that is known; it does not observe the round then.
+        unread: the number of prompt tokens that the verifier reads with the draft, see `share_of_round`.
+        logprobs: how many of the most probable ids `Round.logprobs` has for each token; None for no logprobs.
+        draft: the drafter's block if it exists already; the drafter then does not observe the round.
     """
     began, resting = working_seconds(), draft is not None
     if draft is None:
@@ -136,38 +136,38 @@ def verified_round(
 
 
 def with_logprobs(round_: Round, forward: Forward, path: Sequence[int] | None, most: int) -> Round:
-    """A round with its `Round.logprobs`, from the rows of the pass that has verified it.
+    """A round with its `Round.logprobs`, from the verifying pass.
 
     Args:
         round_: of n emitted tokens.
         forward: the verifier's.
-        path: the rows that the tokens were drawn from, n of them or more; None for the first n.
-        most: how many of the likeliest ids are wanted.
+        path: the rows that the tokens were drawn from, at least n; None for the first n.
+        most: how many of the most probable ids to include.
     """
     rows = forward if path is None else Forward(forward.rows[path])
     return replace(round_, logprobs=logits_of(rows).logprobs(round_.emitted, most))
 
 
 def share_of_round(unread: int, read: int) -> float:
-    """The part of a verification's time that counts as the round's.
+    """The round's share of a verification's time.
 
-    Where the verifier reads the prompt with its first draft, the time is shared out by tokens.
+    Where the verifier reads the prompt with its first draft, the time is divided by tokens.
 
     Args:
-        unread: tokens of the prompt but its last.
-        read: tokens that later rounds read too.
+        unread: the number of prompt tokens without the last one.
+        read: the number of tokens in the pass that later rounds read too.
     """
     return read / (unread + read)
 
 
 class Verified(NamedTuple):
-    """A draft that a verifier has read."""
+    """A draft after a verifier's pass."""
 
-    start: int  # how many tokens were cached before the pass
+    start: int  # the number of tokens cached before the pass
     forward: Forward  # the pass
-    verdict: Verdict  # on the draft
+    verdict: Verdict  # the verdict on the draft
     accepted: Sequence[int]  # ids of the accepted tokens
-    # those of the pass whose tokens stay in the sequence: numbers for a tree, the first ones for a chain
+    # the rows of accepted tokens in the pass: indices for a tree, the first ones for a chain
     rows: slice | list[int]
     probs: Numbers | None = None  # the verifier's distributions on a chain, see `ReadPass`
     tree: tuple[int, ...] = ()  # see `Round`
@@ -212,7 +212,7 @@ def _verified_tree(
 def _read_tree(
     verifier: Slot, drafter: Drafter | None, sequence: Sequence[int], tree: DraftTree
 ) -> tuple[int, Forward]:
-    """How many tokens were cached before the pass over a tree, whose root is the sequence's last token; the pass."""
+    """The pass over a tree with the sequence's last token as its root, and the number of tokens cached before it."""
     _catch_up(verifier, drafter, sequence)
     start = verifier.length
     return start, verifier.extend_tree(tree.tokens, tree.parents)

@@ -1,4 +1,4 @@
-"""How tokens are drawn: the settings, and what they make of logits."""
+"""How tokens are drawn: the settings, and the distributions they make of logits."""
 
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
@@ -22,9 +22,9 @@ class Sampling:
     """Temperature and filters, applied alike to target and draft, in the order of transformers' ``generate``.
 
     Temperature 0 (below 1e-6) is greedy; top_k 0, top_p 1, min_p 0, typical_p 1, epsilon_cutoff 0, eta_cutoff 0 and
-    top_h 0 leave the distribution alone; top_h comes before top_k, the others in this order. ``verification`` says
-    whether draft tokens are verified one by one or as a block, which makes no difference to greedy decoding. ``rules``
-    are of one text: which tokens may follow, and how likely they are.
+    top_h 0 leave the distribution unchanged. top_h is applied before top_k, the others in this order. ``verification``
+    selects whether draft tokens are verified one by one or as a block, without effect on greedy decoding. ``rules``
+    belong to one text: they forbid tokens or change their probabilities.
     """
 
     temperature: float = 0.0
@@ -40,10 +40,11 @@ class Sampling:
 
     @classmethod
     def of(cls, settings: SamplingTable, rules: TextRules | None = None) -> "Sampling":
-        """Those of a sampling table, with its rules for one text.
+        """The settings of a sampling table, with its token rules for one text.
 
         Raises:
-            ProfileError: the table has rules that are not given: the text is read, and was not written so.
+            ProfileError: the table has token rules and ``rules`` is missing: an existing text is read, which was not
+                generated with them.
         """
         if rules is None and settings.rules:
             what = f"texts are measured without rules about tokens here, and [sampling] has {', '.join(settings.rules)}"
@@ -53,10 +54,11 @@ class Sampling:
 
     @classmethod
     def measured(cls, settings: SamplingTable, pair: Pair) -> "Sampling":
-        """Those of a text that is read again, where a text's rules are not known.
+        """The settings for reading an existing text, without token rules.
 
         Raises:
-            ProfileError: the table has rules, or the target's generation_config.json has some about prompts.
+            ProfileError: the table has token rules, or the target's generation_config.json has rules that depend on the
+                prompt.
         """
         if pair.prompt_rules:
             what = f"texts are measured without rules about prompts here, and {', '.join(pair.prompt_rules)} is"
@@ -65,9 +67,9 @@ class Sampling:
         return cls.of(settings)
 
     def over(self, runner: Slot, *, decides: bool = False) -> Slot:
-        """A runner as a text with these settings uses it: with the text's rules around it, if it has any.
+        """The runner for a text with these settings: wrapped with the text's token rules, if it has any.
 
-        What a draft writes as text against them is rejected, as what a lookup copies is.
+        Where a draft that writes text or a lookup breaks the rules, verification rejects its tokens.
         """
         if self.rules is None or runner.writes_text:
             return runner
@@ -79,17 +81,17 @@ class Sampling:
 
     @property
     def filters(self) -> bool:
-        """Whether some tokens may get no probability at all."""
+        """Whether a filter may set probabilities to 0."""
         return self.top_k > 0 or self.top_p < 1 or self.min_p > 0 or self.top_h > 0 or self.shapes
 
     @property
     def shapes(self) -> bool:
-        """Whether a filter is in force that looks at what the others before it have left."""
+        """Whether a filter is active that depends on what earlier filters have left."""
         return self.typical_p < 1 or self.epsilon_cutoff > 0 or self.eta_cutoff > 0
 
     @property
     def in_blocks(self) -> bool:
-        """Whether drawn tokens are verified as a block."""
+        """Whether sampled drafts are verified as a block."""
         return not self.greedy and self.verification == "block"
 
     @property

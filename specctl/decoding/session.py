@@ -25,20 +25,20 @@ ONE_TEXT = "Take all of one text, or close it, before the next one."
 
 @dataclass(frozen=True, slots=True)
 class TextRequest:
-    """A text that is to be written."""
+    """A text to generate."""
 
     prompt: tuple[int, ...]  # ids, at least one
-    settings: SamplingTable  # the sampling table in force
-    seed_offset: int = 0  # added to the seed, so that each text of a stream has its own randomness
-    policy: str | None = None  # in place of the profile's, as ``--policy`` writes it; None for that one
-    draft: bool = True  # whether the draft drafts
+    settings: SamplingTable  # the sampling table to use
+    seed_offset: int = 0  # added to the seed, so that each text of a stream has its own random numbers
+    policy: str | None = None  # a policy instead of the profile's, as ``--policy`` writes it; None for the profile's
+    draft: bool = True  # whether to use drafts
 
 
 class Turn:
-    """One text that is written with a target's cache.
+    """One text generated with a target's cache.
 
     Attributes:
-        latest: whether no other one was begun since.
+        latest: whether no other turn has begun since.
     """
 
     latest = True
@@ -49,15 +49,14 @@ TURNS: WeakValueDictionary[int, Turn] = WeakValueDictionary()
 
 
 class Session:
-    """Generates with one pair and one drafter; a policy's state carries over between prompts if the policy says so.
+    """Generates with one pair and one drafter. A policy's state carries over between prompts if its settings allow it.
 
     Args:
         pair: loaded models.
-        drafter: from `build_drafter`, or None for target-only decoding. Another may take its place between prompts.
-        keep_caches: whether a prompt that begins like the last one and its completion, as the next turn of a
-            conversation does or the next question about a document, is read only from where they differ. Otherwise
-            every prompt is read from its beginning, so that neither its times nor the rounding of its logits depend on
-            the prompts before it.
+        drafter: from `build_drafter`, or None for target-only decoding. It may be replaced between prompts.
+        keep_caches: whether to reuse the caches for the prefix that a prompt shares with the last prompt and its
+            completion, for example in the next turn of a conversation. Otherwise every prompt is read from its
+            beginning, so that neither its times nor the rounding of its logits depend on earlier prompts.
 
     Attributes:
         kept: tokens of the last prompt that the target had in its cache.
@@ -68,9 +67,9 @@ class Session:
         self.drafter = drafter
         self._keeps = keep_caches
         self.kept = 0
-        self._cached: tuple[int, ...] = ()  # all runners of the pair have cached a part of it, from the start
+        self._cached: tuple[int, ...] = ()  # every runner of the pair has cached a prefix of it
         self._turn = Turn()
-        self._drafted = drafter  # for the text before
+        self._drafted = drafter  # the drafter of the previous text
 
     @property
     def ends(self) -> frozenset[int]:
@@ -91,9 +90,10 @@ class Session:
         Args:
             prompt: ids, at least one.
             settings: the sampling table in force.
-            seed_offset: added to the seed, so that each record of a stream has its own randomness whatever came before.
-            on_round: called with each round as it ends; its own time is not counted.
-            enough: asked after each round whether to end the completion there.
+            seed_offset: added to the seed, so that each record of a stream has its own random numbers, independent of
+                earlier records.
+            on_round: called with each round as it ends; the time of the call is not counted.
+            enough: called after each round; True ends the completion there.
 
         Raises:
             RecordError: the prompt fills the context.
@@ -110,7 +110,7 @@ class Session:
                     on_round(round_)
                 stops = enough()
 
-    # Applied to the generator, so that the mode ends where it waits for its caller.
+    # Decorates the generator, so that inference mode is off while it waits for its caller.
     @in_inference_mode
     def play(
         self, prompt: Sequence[int], settings: SamplingTable, *, seed_offset: int = 0
@@ -134,7 +134,7 @@ class Session:
         text: str | None = None
         arrivals: list[float] = []
         interrupted = False
-        watching = worked_first = 0.0  # seconds of the caller, and of the first round's own work
+        watching = worked_first = 0.0  # seconds spent by the caller, and by the first round's own work
         before = TURNS.get(id(pair.target))
         if before is not self._turn:
             self._cached = ()  # another session has used the caches
@@ -145,14 +145,15 @@ class Session:
         self.kept = pair.target.length
         began, waited = working_seconds(), waited_seconds()
         read_prompt(pair.target, drafter, prompt)
-        wait(*(runner.device for runner in (pair.target, *pair.drafts)))  # or it would be the first round's time
+        # Otherwise the first round would pay for pending work.
+        wait(*(runner.device for runner in (pair.target, *pair.drafts)))
         sampling = Sampling.of(settings, rules)
         decoding = decode(pair.target, drafter, prompt, limit, sampling, eos, generator, settings.logprobs)
         with closing(decoding):
             for round_ in decoding:
                 rounds.append(round_)
                 tokens.extend(round_.emitted)
-                # The verdict has reached the host: its tokens are here.
+                # The verdict is on the host, so the round's tokens are here.
                 paused = working_seconds()
                 worked = paused - began - watching
                 if len(rounds) == 1:
@@ -170,7 +171,7 @@ class Session:
                     break
             ended = working_seconds()
         if self._keeps:
-            self._cached = (*prompt, *tokens[:-1])  # the last token need not be cached yet
+            self._cached = (*prompt, *tokens[:-1])  # the last token may not be cached yet
         first = arrivals[0] if arrivals else ended - began
         prefilled = worked_first - rounds[0].total_seconds if rounds else first
         stopped = text is not None or (bool(tokens) and tokens[-1] in eos)
@@ -196,12 +197,12 @@ class Session:
     def _roll_back(self, prompt: Sequence[int]) -> None:
         """Roll all caches back to what they share with a prompt."""
         length = 0 if self.pair.target.whole_prompts else common_beginning(self._cached, prompt)
-        self._cached = ()  # so that nothing is trusted if this prompt ends in an exception
-        # Those of models that do not draft at the moment too: they would miss how the text went on without them.
+        self._cached = ()  # so that the cache is not trusted if this prompt raises
+        # Roll back models that do not draft now, too: they will not see how the text goes on.
         for runner in (self.pair.target, *self.pair.drafts):
             runner.begin(len(prompt))
             runner.rollback(length)
         if self.drafter is not None:
-            # What another one left in the models' caches this one has not seen.
+            # This drafter does not know what another one has left in the models' caches.
             self.drafter.rollback(length if self.drafter is self._drafted else 0)
         self._drafted = self.drafter

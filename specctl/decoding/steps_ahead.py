@@ -1,4 +1,4 @@
-"""The draft steps of a round, of which the newest may still be under way on the device."""
+"""The draft steps of a round, with the newest perhaps still running on the device."""
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
@@ -32,18 +32,18 @@ class _Slot:
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """Numbers that were sent."""
+    """A receipt for numbers that were sent."""
 
-    order: int  # how many were sent before them
-    slot: _Slot | None = None  # where they arrive; None where they are here
-    numbers: tuple[float, ...] = ()  # the numbers if they are here
+    order: int  # how many tickets were issued before this one
+    slot: _Slot | None = None  # where the numbers arrive; None if they are already here
+    numbers: tuple[float, ...] = ()  # the numbers, if they are already here
 
 
 class Readback:
-    """Sends small tensors to the host in the order in which the device makes them.
+    """Sends small tensors to the host, in the order in which the device computes them.
 
-    A copy into pinned memory is queued like a kernel, so sending does not wait; receiving waits for that copy and for
-    what was queued before it, and for nothing after it. On a CPU there is nothing to wait for.
+    A copy into pinned memory is queued like a kernel, so sending does not wait. Receiving waits for that copy and for
+    everything queued before it, but for nothing after it. On a CPU there is nothing to wait for.
 
     Args:
         device: of the tensors.
@@ -51,12 +51,12 @@ class Readback:
 
     def __init__(self, device: "torch.device") -> None:
         self._device = device
-        self._free: defaultdict[int, list[_Slot]] = defaultdict(list)  # by F
+        self._free: defaultdict[int, list[_Slot]] = defaultdict(list)  # free slots by F
         self._sent = 0
-        self._arrived = 0  # this many of those sent are known to be here
+        self._arrived = 0  # how many tickets have certainly arrived
 
     def send(self, values: "torch.Tensor") -> Ticket:
-        """Queue the copy of numbers ``(F,)`` float64, which may be overwritten by what is queued after this call."""
+        """Queue the copy of ``(F,)`` float64 numbers. Work queued after this call may overwrite them."""
         order, self._sent = self._sent, self._sent + 1
         if self._device.type != "cuda":
             return Ticket(order, numbers=tuple(values.tolist()))
@@ -70,13 +70,13 @@ class Readback:
         return Ticket(order, slot)
 
     def wait(self, ticket: Ticket) -> None:
-        """Return when the numbers are here, and with them all that were sent before."""
+        """Wait until the numbers, and all that were sent before them, have arrived."""
         if ticket.slot is not None and ticket.order >= self._arrived:
             ticket.slot.copied.synchronize()
             self._arrived = ticket.order + 1
 
     def receive(self, ticket: Ticket) -> list[float]:
-        """Wait for the numbers; once for each ticket."""
+        """Wait for the numbers and return them; once for each ticket."""
         if ticket.slot is None:
             return list(ticket.numbers)
         self.wait(ticket)
@@ -85,15 +85,15 @@ class Readback:
         return numbers
 
     def drop(self, ticket: Ticket) -> None:
-        """Give up numbers that are not needed, without waiting for them."""
+        """Discard numbers that are not needed, without waiting for them."""
         if ticket.slot is not None:
-            # A copy that is still under way is over before the next one into the same place: both are on one stream.
+            # A running copy finishes before the next one into the same slot, since both are on one stream.
             self._free[len(ticket.slot.numbers)].append(ticket.slot)
 
 
-MEMORY = 16  # Of this many steps the quickest counts: others were captured, or another process had the core
-PRIOR_STEPS, PRIOR_STOPS = 4.0, 1.0  # What is taken to have been seen at each place of a round before anything was
-ENOUGH = 64.0  # Once a place was seen so often, what was seen there counts half: policies learn, and texts change
+MEMORY = 16  # The fastest of this many steps counts: others included a capture, or shared the core with another process
+PRIOR_STEPS, PRIOR_STOPS = 4.0, 1.0  # Prior counts of steps and stops at each position of a round
+ENOUGH = 64.0  # At this many steps a position's counts are halved: policies learn, and texts change
 
 
 def _recent() -> deque[float]:
@@ -104,22 +104,23 @@ def _recent() -> deque[float]:
 class Lead:
     """Whether the device should start a draft step while the host still reads the token before it.
 
-    After a token's numbers arrive the host takes h seconds to ask the policy and prepare the next step; the device
-    would stand idle. A step that was started before takes d seconds. If the policy goes on, min(h, d) seconds are
-    gained. If it stops, the verification waits max(d - h, 0) seconds for an unwanted step. With p the probability of a
-    stop, starting pays if (1 - p) min(h, d) > p max(d - h, 0). Stops are counted for each place of a round.
+    After a token's numbers arrive, the host takes h seconds to ask the policy and prepare the next step, while the
+    device is idle. A step started earlier takes d seconds. If the policy goes on, this saves min(h, d) seconds. If it
+    stops, the verification waits max(d - h, 0) seconds for the unwanted step. With p the probability of a stop,
+    starting early pays if (1 - p) min(h, d) > p max(d - h, 0). Stops are counted for each position of a round.
 
-    This changes neither a text nor its distribution, so it may depend on clocks.
+    This changes neither the text nor its distribution, so it may depend on clocks.
     """
 
-    # host, step: h and d as they were measured lately, in seconds
+    # host, step: the latest measurements of h and d, in seconds
     host: deque[float] = field(default_factory=_recent)
     step: deque[float] = field(default_factory=_recent)
     _asked: list[float] = field(default_factory=list)
     _stopped: list[float] = field(default_factory=list)
 
     def pays(self, place: int) -> bool:
-        """Whether to start the step after the ``place``-th token of a round, from 1, before its numbers are read.
+        """Whether to start the next step after the ``place``-th token of a round, from 1, before that token's numbers
+        are read.
 
         False until a step and the host's work have been timed.
         """
@@ -130,7 +131,7 @@ class Lead:
         return (1 - stops) * min(host, step) > stops * max(step - host, 0.0)
 
     def decided(self, place: int, *, stopped: bool) -> None:
-        """The round ended, or did not, with its ``place``-th token, though there was room for another."""
+        """Count whether the round ended with its ``place``-th token although there was room for another one."""
         while len(self._asked) < place:
             self._asked.append(0.0)
             self._stopped.append(0.0)
@@ -150,7 +151,7 @@ Fed = Union[Sequence[int], "torch.Tensor"]
 
 
 class Reach(Enum):
-    """How far steps run ahead of the host: by one where it pays, or all of a round at once."""
+    """How far steps run ahead of the host: one step where it pays, or the whole round at once."""
 
     ONE = 1
     ALL = 2
@@ -158,26 +159,27 @@ class Reach(Enum):
 
 @dataclass(frozen=True, slots=True)
 class StartedStep:
-    """A draft step whose pass has been started."""
+    """A draft step with its pass started."""
 
-    sampler: TokenSampler  # names its numbers
-    numbers: Sequence[float] | Ticket  # of the `TokenSampler`, if they are on the host; else the ticket for them
-    token: Fed  # what the next step reads, if it is started before the numbers are read
+    sampler: TokenSampler  # names the step's numbers
+    numbers: Sequence[float] | Ticket  # the `TokenSampler`'s numbers if they are on the host, else the ticket for them
+    token: Fed  # the input of the next step, if that starts before the numbers are read
     probs: Numbers | None  # ``(V,)``, the distribution that the token was drawn from, if there is one
-    mark: Mark | None = None  # where the draws stood before it; None where nothing may have to be drawn again
+    mark: Mark | None = None  # the position of the draws before the step; None where no draw may have to be repeated
 
 
 class StepsAhead:
-    """Starts the steps of a round in order and reads their numbers in order, one step later where that pays.
+    """Starts the steps of a round in order, and reads their numbers in order, one step late where that pays.
 
-    While the host reads a token and asks the policy, the device then runs the step after that token. If the round ends
-    with the token, that step was for nothing: at most one of a round, or where all of a round's steps are started
-    at once, those after an end-of-sequence token.
+    While the host reads a token and asks the policy, the device already runs the next step. If the round ends with that
+    token, the step is wasted: at most one per round, or where all steps of a round are started at once, those after an
+    end-of-sequence token.
 
     Args:
-        start: starts a step; its arguments are what the step reads, its number, from 1, and whether it may have to be
-            taken back.
-        take_back: makes it as if a step had not been started, nor those after it, after this many steps that were read.
+        start: starts a step; its arguments are the step's input, its number, from 1, and whether it may have to be
+            undone.
+        take_back: undoes a started step and those after it; its arguments are the step and the number of steps that
+            were read.
         device: of the draft.
     """
 
@@ -191,8 +193,8 @@ class StepsAhead:
         self.lead = Lead()
         self._start, self._take_back = start, take_back
         self._steps: list[StartedStep] = []
-        self._started: list[float] = []  # when each of them had been started
-        self._landed: list[float] = []  # when the numbers of each were here
+        self._started: list[float] = []  # when each step was started
+        self._landed: list[float] = []  # when each step's numbers arrived
         self._pending: Fed = ()
         self._most, self._reach = 0, Reach.ONE
 
@@ -200,15 +202,15 @@ class StepsAhead:
         """A round begins.
 
         Args:
-            pending: ids that its first step reads.
-            most: the most steps that it may have.
+            pending: ids that the first step reads.
+            most: the largest number of steps.
             reach: how far ahead the device may be.
         """
         self._steps, self._started, self._landed = [], [], []
         self._pending, self._most, self._reach = pending, most, reach
 
     def read(self, index: int) -> tuple[StartedStep, Sequence[float]]:
-        """The step with this number and its numbers on the host; called once for each, in order from 1."""
+        """The step with this number, with its numbers on the host; called once for each step, in order from 1."""
         timed = self._reach is Reach.ONE
         if timed and index > 1:
             self.lead.decided(index - 1, stopped=False)
@@ -220,11 +222,11 @@ class StepsAhead:
             self._start_upto(index + 1)
         step = self._steps[index - 1]
         if self._reach is Reach.ALL and isinstance(last := self._steps[-1].numbers, Ticket):
-            self.readback.wait(last)  # the one time
+            self.readback.wait(last)  # the only wait
         found = self.readback.receive(step.numbers) if isinstance(step.numbers, Ticket) else step.numbers
         self._landed.append(working_seconds())
         if len(self._steps) == index:
-            self._pending = [int(found[0])]  # the next step is given as the first was
+            self._pending = [int(found[0])]  # the next step gets its input from the host, like the first
         if timed and index > 1:
             self._learn(index, before)
         return step, found
@@ -238,14 +240,14 @@ class StepsAhead:
             self._started.append(working_seconds())
 
     def _learn(self, index: int, before: int) -> None:
-        """Take down what a step took, and if one was started meanwhile, what the host took before it."""
+        """Record the time of a step and, if another one was started meanwhile, the host's time before it."""
         landed = self._landed[index - 2]
         self.lead.step.append(self._landed[-1] - max(landed, self._started[index - 1]))
         if len(self._steps) > before:
             self.lead.host.append(self._started[before] - landed)
 
     def end(self) -> None:
-        """The round is over: unwanted steps are taken back."""
+        """End the round: undo unwanted steps."""
         read = len(self._landed)
         if self._reach is Reach.ONE and 0 < read < self._most:
             self.lead.decided(read, stopped=True)
@@ -257,5 +259,5 @@ class StepsAhead:
             self._take_back(unwanted[0], read)
 
     def probs(self, count: int) -> list[Numbers]:
-        """The distributions ``(V,)`` of the first tokens of the round; none if steps have none."""
+        """The distributions ``(V,)`` of the round's first tokens; empty if steps have none."""
         return [step.probs for step in self._steps[:count] if step.probs is not None]

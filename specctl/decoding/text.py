@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 from specctl.models.files.tokenizer import BareTokenizer, Tokenizer, byte_ids
 
 UNFINISHED = "\ufffd"
-CONTEXT = 8  # Tokens of the prompt that are decoded along with what follows it
+CONTEXT = 8  # Tokens of the prompt that are decoded together with the text after it
 LONGEST_WINDOW = 32
 """Tokens up to which a stream keeps its window, whose text it knows, instead of decoding that of a shorter one."""
 NO_ENDS: frozenset[int] = frozenset()
@@ -18,14 +18,14 @@ NO_ENDS: frozenset[int] = frozenset()
 def decode_after(tokenizer: Tokenizer, prompt: Sequence[int], tokens: Sequence[int], ends: Set[int] = NO_ENDS) -> str:
     """The text that ``tokens`` add after ``prompt``.
 
-    SentencePiece drops a space at the start of a text, so a few tokens of the prompt are decoded along. Where they end
-    inside a character, that character belongs to what follows.
+    SentencePiece drops a space at the start of a text, so a few tokens of the prompt are decoded too. Where they end
+    inside a character, that character counts as part of the new text.
 
     Args:
         tokenizer: of the ids.
         prompt: ids.
         tokens: ids.
-        ends: ids that end a text and have none themselves, even where the tokenizer spells them as text.
+        ends: ids that end a text and add no characters, even where the tokenizer spells them as text.
     """
     context = _context(tokenizer, prompt)
     before, now = _decode(tokenizer, context), _decode(tokenizer, [*context, *_written(tokens, ends)])
@@ -35,8 +35,8 @@ def decode_after(tokenizer: Tokenizer, prompt: Sequence[int], tokens: Sequence[i
 class TextStream:
     """Decodes a growing sequence piece by piece, without decoding all of it each time.
 
-    Bytes of a character that is not complete yet are held back. A short window of earlier tokens is decoded along
-    with the new ones where what a token spells can depend on its neighbours.
+    Bytes of an incomplete character are held back. Where a token's text can depend on its neighbours, a short window of
+    earlier tokens is decoded with the new ones.
 
     Args:
         tokenizer, prompt, ends: see `decode_after`.
@@ -45,9 +45,9 @@ class TextStream:
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = (), ends: Set[int] = NO_ENDS) -> None:
         self._tokenizer, self._ends = tokenizer, ends
         self._spell = tokenizer.spell if _joins(tokenizer) else None
-        self._tokens = _context(tokenizer, prompt)  # the window
+        self._tokens = _context(tokenizer, prompt)  # the window of earlier tokens
         self._shown = len(self._tokens)
-        self._text = _decode(tokenizer, self._tokens)  # of the window, what was shown or is the prompt's
+        self._text = _decode(tokenizer, self._tokens)  # the window's text that was shown or belongs to the prompt
 
     def push(self, tokens: Sequence[int]) -> str:
         """The text that ``tokens`` add."""
@@ -72,18 +72,18 @@ class TextStream:
         return now[start:end]
 
     def flush(self) -> str:
-        """The text held back, even if its last character is incomplete."""
+        """The text still held back, even if its last character is incomplete."""
         before, now = self._text, _decode(self._tokenizer, self._tokens)
         self._tokens, self._shown, self._text = [], 0, ""
         return now[_shared(before, now) :]
 
 
 def shown_length(text: str, shown: int, stops: Sequence[str]) -> int:
-    """How much of a growing text may be shown: no stop string, and nothing that may turn out to begin one.
+    """How much of a growing text may be shown: nothing from a stop string, or from what may become the start of one.
 
     Args:
-        text: so far.
-        shown: characters that were shown already.
+        text: the text so far.
+        shown: the number of characters already shown.
         stops: the stop strings.
     """
     if not stops:
@@ -100,10 +100,10 @@ def find_stop(
     stops: Sequence[str],
     ends: Set[int] = NO_ENDS,
 ) -> tuple[int, str] | None:
-    """The fewest tokens whose text contains a stop string, and their text before it; None if there is none.
+    """The smallest number of tokens with a stop string in their text, and the text before it; None without one.
 
-    Counting the fewest makes the result independent of how many tokens a round added. The other arguments are those of
-    `decode_after`.
+    Taking the smallest number makes the result independent of how many tokens a round added. The other arguments are
+    those of `decode_after`.
     """
 
     def text_of(count: int) -> str:
@@ -121,22 +121,22 @@ def find_stop(
 
 
 def silent_ids(tokenizer: Tokenizer) -> frozenset[int]:
-    """Ids of special tokens that decoded text leaves out."""
+    """Ids of special tokens that decoded text omits."""
     return _known(tokenizer).silent
 
 
 def special_ids(tokenizer: Tokenizer, stops: Sequence[str]) -> set[int]:
-    """Ids of the special tokens among stop strings, which decoded text leaves out."""
+    """Ids of the special tokens among stop strings, which decoded text omits."""
     special = dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True))
     return {special[stop] for stop in stops if stop in special}
 
 
 @dataclass(slots=True)
 class _Known:
-    """What is known of a tokenizer whose tokens are not bytes that are joined."""
+    """Cached facts about a tokenizer with tokens that are not concatenated bytes."""
 
     silent: frozenset[int]  # special ids, which have no text
-    # the byte of each id that is spelled as one; None before anyone asks
+    # the byte of each id that stands for one; None until first needed
     bytes: Mapping[int, int] | None = field(default=None)
 
 
@@ -160,7 +160,7 @@ def _written(tokens: Sequence[int], ends: Set[int]) -> list[int]:
 
 
 def _visible(tokenizer: Tokenizer, tokens: Iterable[int]) -> list[int]:
-    """The tokens that have text: after special ones alone, a word loses its space as at the start of a text."""
+    """The tokens that have text. After special tokens alone, a word would lose its space as at the start of a text."""
     if _joins(tokenizer):
         return list(tokens)
     silent = silent_ids(tokenizer)
@@ -176,7 +176,7 @@ def _context(tokenizer: Tokenizer, prompt: Sequence[int]) -> list[int]:
 
 
 def _shared(one: str, other: str) -> int:
-    """How many characters two texts have in common from their start."""
+    """The length of two texts' common prefix."""
     if other.startswith(one):
         return len(one)
     return next(
@@ -196,9 +196,9 @@ def _plain(tokenizer: Tokenizer, tokens: list[int]) -> str:
 
 
 def _repaired(tokenizer: Tokenizer, tokens: list[int]) -> list[int]:
-    """Tokens with those of U+FFFD in place of each byte that belongs to no whole character.
+    """Tokens with those of U+FFFD instead of each byte that belongs to no complete character.
 
-    The library decodes a run of bytes as a whole: one byte too many, and all its characters are lost.
+    The library decodes a run of bytes as a whole, and a single stray byte loses all its characters.
     """
     known = _known(tokenizer)
     if known.bytes is None:

@@ -1,4 +1,4 @@
-"""A draft that grows a tree level by level, deep as its stopping policy wants it (EAGLE-2, arXiv 2406.16858)."""
+"""A draft that grows a tree level by level, as deep as its stopping policy allows (EAGLE-2, arXiv 2406.16858)."""
 
 from collections.abc import Callable, Sequence, Set
 from functools import partial
@@ -19,19 +19,19 @@ from specctl.policies import Signal, StoppingPolicy, draft_phase
 from specctl.policies.setting import TreeSize
 from specctl.records import DraftStep, ExtraToken, Round
 
-ROOT = -1  # The number of the newest token, from which a tree grows
+ROOT = -1  # The node number of the newest token, the root of the tree
 
 
 class BeamTree:
-    """Tokens numbered in the order in which they were found, level after level; plain numbers.
+    """A tree's tokens, numbered in the order they were found, level by level; plain numbers.
 
-    A token's score is the sum of the log-probabilities on its path, an estimate of how likely the target is to get
-    there (EAGLE-2's value, the product of the draft's confidences). All of a level's candidates are kept until the tree
-    is pruned, for one that was not continued may be better than those of a deeper level.
+    A token's score is the sum of the log-probabilities on its path. It estimates how likely the target is to get there
+    (EAGLE-2's value, the product of the draft's confidences). All candidates of a level are stored until the tree is
+    pruned, since one without children may be better than those of a deeper level.
 
     Attributes:
         tokens: ids.
-        parents: the number of each token's parent, an earlier one, or `ROOT`.
+        parents: the number of each token's parent, an earlier token, or `ROOT`.
         scores: log-probability of each token's path, falling along every path.
     """
 
@@ -39,11 +39,11 @@ class BeamTree:
         self.tokens: list[int] = []
         self.parents: list[int] = []
         self.scores: list[float] = []
-        self._ends: list[int] = [0]  # how many tokens there are up to each level
+        self._ends: list[int] = [0]  # the number of tokens up to each level
 
     @property
     def depth(self) -> int:
-        """How many levels have been found."""
+        """The number of levels found so far."""
         return len(self._ends) - 1
 
     def prob(self, token: int) -> float:
@@ -51,7 +51,7 @@ class BeamTree:
         return exp(self.scores[token] - self._score(self.parents[token]))
 
     def child(self, parent: int, token: int) -> int | None:
-        """The number of the token with this id below a parent; None without one."""
+        """The number of a parent's child with this id; None without one."""
         pairs = zip(self.parents, self.tokens, strict=True)
         return next((number for number, pair in enumerate(pairs) if pair == (parent, token)), None)
 
@@ -60,7 +60,7 @@ class BeamTree:
 
         Args:
             parents: B tokens of the last level.
-            ids: of each, its likeliest continuations.
+            ids: the most probable continuations of each.
             logs: their log-probabilities in the distributions at the parents.
         """
         for parent, some, values in zip(parents, ids, logs, strict=True):
@@ -72,18 +72,19 @@ class BeamTree:
         self._ends.append(len(self.tokens))
 
     def beams(self, count: int, ends: Set[int]) -> list[int]:
-        """The ``count`` best tokens of the last level, the best first, without those that end the sequence.
+        """The ``count`` best tokens of the last level, best first, without those that end the sequence.
 
-        Of tokens without a probability one is taken, and only where there is no other.
+        Tokens without a probability count only where there are no others, and then a single one.
         """
         last = range(self._ends[-2], self._ends[-1])
         best = sorted((token for token in last if self.tokens[token] not in ends), key=self._falling)[:count]
         return [token for token in best if self._possible(token)] or best[:1]
 
     def pruned(self, count: int, depth: int) -> list[int]:
-        """The ``count`` best tokens of the first levels, in order; with each of them its ancestors.
+        """The ``count`` best tokens of the first levels, in order; every token comes with its ancestors.
 
-        A token's score is at most its parent's, and where they are equal the parent was found earlier.
+        Ancestors are always included: a token's score is at most its parent's, and at equal scores the parent was found
+        earlier.
         """
         known = filter(self._possible, range(self._ends[depth]))
         return sorted(sorted(known, key=self._falling)[:count])
@@ -101,27 +102,27 @@ class BeamTree:
 class TreeDrafter(ModelDrafter):
     """A draft model or draft head that follows several beams at once.
 
-    A pass reads the tokens of a level that are continued, the beams, and finds the likeliest continuations of each;
-    the best of all these are the next beams. Once drafting stops, the best tokens of all levels are verified (the
-    paper's expansion and reranking). Scores come from the softmax at temperature 1 whatever the sampling, and nothing
-    is drawn: the tree follows from the text.
+    A pass reads the tokens of a level that are to be continued, the beams, and finds the most probable continuations of
+    each. The best of all these are the next beams. Once drafting stops, the best tokens of all levels are verified (the
+    paper's expansion and reranking). Scores always come from the softmax at temperature 1, and nothing is drawn: the
+    text determines the tree.
 
-    The policy is asked once a level, with the distribution at the best beam of the pass and the likeliest token there.
+    The policy is asked once per level, with the distribution at the pass's best beam and the most probable token there.
     The round's steps are these tokens, one for each level.
 
     Args:
-        runner: the draft, one that reads trees.
+        runner: the draft; it must read trees.
         policy: asked after each level.
         size: of the trees.
         record, head: as for `ModelDrafter`.
 
-    The one pass of a block head has the distributions of all places. Where they do not depend on the tokens between,
-    every token is continued, and the tree is that of the best products of marginals (DDTree, arXiv 2604.12989). A
-    sequential head is asked about the beams.
+    The single pass of a block head has the distributions of all positions. Where they do not depend on the tokens
+    between, every token is continued, and the tree has the best products of marginals (DDTree, arXiv 2604.12989). A
+    sequential head predicts at the beams.
 
     Raises:
-        ValueError: the policy reads ``accept_prob`` and there is no head, or ``next_accept_prob`` and the draft does
-            not predict it.
+        ValueError: the policy reads ``accept_prob`` without a head, or ``next_accept_prob`` from a draft that does not
+            predict it.
     """
 
     def __init__(
@@ -138,8 +139,9 @@ class TreeDrafter(ModelDrafter):
         self.size = size
         self._width = size.tokens - 1 if runner.marginals else size.beams
         self._tree = BeamTree()
-        self._places = {ROOT: 0}  # the number of each token that was read, among those of the runner's tree
-        self._known: dict[int, Sequence[float]] = {}  # entropy and top probability of the distribution at each of them
+        self._places = {ROOT: 0}  # the place in the runner's tree of each token that was read
+        # Entropy and top probability of the distribution at each token that was read.
+        self._known: dict[int, Sequence[float]] = {}
 
     def draft(self, sequence: Sequence[int], budget: int) -> Draft:
         threshold = self.policy.current_threshold
@@ -166,11 +168,11 @@ class TreeDrafter(ModelDrafter):
 
     @property
     def _most_levels(self) -> int:
-        """How deep a tree may be: the last level is not read."""
+        """The largest depth of a tree: the last level is not read."""
         room = min(LARGEST_TREE - 1, self.runner.context - self._start)
         longest = self.runner.longest
         if self.runner.marginals and longest is not None:
-            return longest  # nothing of the tree is read
+            return longest  # no tree node is read
         deepest = 1 + max(0, room) // self.size.beams
         return deepest if longest is None else min(deepest, longest)
 
@@ -195,7 +197,7 @@ class TreeDrafter(ModelDrafter):
         return step_of(index, numbers, self._signals)
 
     def _passed(self, pending: Sequence[int], index: int) -> tuple[list[int], Forward]:
-        """The beams, the best first, and the pass over them; at first the newest token is the only one."""
+        """The beams, best first, and the pass over them; in the first pass the newest token is the only beam."""
         if index == 1:
             return [ROOT], self.runner.extend(pending, keep=1)
         beams = self._tree.beams(self._width, self._eos)
@@ -210,18 +212,19 @@ class TreeDrafter(ModelDrafter):
 
     def _beams_of(self, forward: Forward, count: int) -> Beams:
         """The continuations and signals of the beams, in a single transfer."""
-        # A head may later be asked about any beam, a policy only about the best.
+        # A head may later predict for any beam, a policy is asked only about the best.
         asked = slice(1 if self._previous is None else None)
         found = logits_of(forward).beams(self._width, asked, self._read, tops=self._disco is not None)
         if not self.runner.marginals or count == 1:
             return found
-        # After the n-th best beam only this many can be among the best of the level: those better on both counts are.
+        # All beams share one distribution, so beam n contributes at most this many of the level's best: the better
+        # beams' more probable continuations come first.
         most = [self._width // number for number in range(1, count + 1)]
         ids, logs = [found.ids[0][:some] for some in most], [found.logs[0][:some] for some in most]
         return Beams(ids, logs, {name: values * count for name, values in found.signals.items()}, found.tops)
 
     def _accept_prob(self, beam: int, forward: Forward) -> float:
-        """The head's prediction for the best beam; 1 for the newest token, which the target wrote."""
+        """The head's prediction for the best beam; 1 for the newest token, which the target chose."""
         if beam == ROOT or self._predictor is None:
             return 1.0
         assert forward.hidden is not None
@@ -234,17 +237,18 @@ class TreeDrafter(ModelDrafter):
     def observe(self, round_: Round) -> None:
         self.policy.observe(round_)
         if self.runner.reads_states:
-            # A draft head goes back to what it was shown by itself, and it was shown the states of what stays.
+            # A draft head rolls back to its observed states by itself, and it has received those of the accepted
+            # tokens.
             self.runner.rollback(self._start + len(round_.accepted_tokens))
             return
-        if len(self._places) == 1:  # no pass but the one over the text
+        if len(self._places) == 1:  # only the text itself was read
             self.runner.rollback(self._start)
             return
         path, at = [0], ROOT
         for token in round_.accepted_tokens:
             child = self._tree.child(at, token)
             if child is None or child not in self._places:
-                break  # of the last level, or not continued
+                break  # a token of the last level, or one that was not continued
             path.append(self._places[child])
             at = child
         self.runner.keep_path(path)
@@ -255,17 +259,17 @@ class TreeDrafter(ModelDrafter):
 
 
 class DraftTree:
-    """The newest token and a draft's tree after it, as a verifier reads them in one pass.
+    """The newest token and a draft's tree after it, in the form that a verifier reads in one pass.
 
     Args:
         root: the newest token.
         draft: with `Draft.parents`.
 
     Attributes:
-        tokens: all N + 1 of them, the root first.
-        parents: of all but the root, as numbers among ``tokens``.
-        children: below each token the numbers of the others by their ids.
-        depths: of each token, 0 for the root.
+        tokens: all N + 1 tokens, the root first.
+        parents: for all but the root, as indices into ``tokens``.
+        children: for each token the indices of its children by id.
+        depths: the depth of each token, 0 for the root.
     """
 
     def __init__(self, root: int, draft: Draft) -> None:
@@ -279,7 +283,7 @@ class DraftTree:
             self.depths.append(self.depths[parent] + 1)
 
     def levels(self, count: int) -> tuple[int, ...]:
-        """How many tokens there are at each of the first ``count`` depths below the root."""
+        """The number of tokens at each of the first ``count`` depths below the root."""
         return tuple(self.depths.count(depth) for depth in range(1, count + 1))
 
 
@@ -291,16 +295,16 @@ def verify_tree(
     eos: Set[int],
     generator: DrawGenerator | None,
 ) -> tuple[Verdict, list[int]]:
-    """The verdict on a tree, and the numbers of the tokens that stay, the root's first.
+    """The verdict on a tree, and the indices of the accepted path, the root first.
 
-    Block verification is the same rule here: both keep a token of a one-hot draft with probability p(x).
+    Block verification is the same rule here: for a one-hot draft both accept a token x with probability p(x).
 
     Args:
         tree: of N + 1 tokens.
-        levels: as many chances there are at most, see `specctl.records.Round.tree`.
+        levels: the largest number of chances, see `specctl.records.Round.tree`.
         forward: the verifier's, with logits ``(N + 1, V)``.
         sampling: how tokens are drawn.
-        eos: ids that end the sequence; nothing is looked for below one.
+        eos: ids that end the sequence; children of such a token are ignored.
         generator: for the logits' device.
 
     Raises:

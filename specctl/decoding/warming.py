@@ -1,4 +1,4 @@
-"""Passes that are run once before anything is answered or timed."""
+"""Passes that run once before anything is answered or timed."""
 
 import torch
 
@@ -27,14 +27,14 @@ def warm_up(pair: Pair, settings: SamplingTable, *, tree: TreeSize | None = None
         pair: loaded models.
         settings: the sampling table in force.
         tree: the size of the first draft's trees; None for chains.
-        longest: the most tokens that are drafted in a round. What is captured is so for all widths up to it, and for
-            texts as long as a short prompt with its completion; other passes are captured as they come.
+        longest: the most tokens drafted in a round. Passes of all widths up to it are captured, for texts as long as a
+            short prompt with its completion; other passes are captured when they first run.
     """
     captures = any(runner.captures for runner in (pair.target, *pair.drafts))
     few = ordinary_tokens(4, pair.vocabulary, pair.eos)
     if captures:
         end = min(SHORTEST + settings.max_new_tokens, pair.shared_context - longest - 4)
-        span = span_class(end)  # the longest first: buffers that grow take all captures along
+        span = span_class(end)  # the longest first: growing buffers discard all captures
         while span > SHORTEST:
             text = [few[place % 4] for place in range(span // 2)]
             _warm_up_after(text, pair, settings, tree, longest)
@@ -44,13 +44,13 @@ def warm_up(pair: Pair, settings: SamplingTable, *, tree: TreeSize | None = None
 
 def _warm_up_after(text: list[int], pair: Pair, settings: SamplingTable, tree: TreeSize | None, longest: int) -> None:
     """Run the passes of `warm_up` after a text of at least four tokens."""
-    sampling = Sampling.of(settings.unruled)  # passes are the same
+    sampling = Sampling.of(settings.unruled)  # token rules do not change the passes
     widths = [width for width in WIDTHS if 1 < width <= width_class(min(max(longest, 1) + 1, WIDEST))]
     with torch.inference_mode():
         for runner in (pair.target, *pair.drafts):
             runner.rollback(0)
             _observe_states(runner, len(text))
-            runner.extend(text, keep=0)  # makes the buffers
+            runner.extend(text, keep=0)  # creates the buffers
             if runner.verifies and runner not in pair.drafts[-1:]:
                 for width in (1, *widths):
                     runner.rollback(len(text))
@@ -62,7 +62,7 @@ def _warm_up_after(text: list[int], pair: Pair, settings: SamplingTable, tree: T
             grown = TreeDrafter(pair.drafts[0], Constant(2), tree)
             grown.begin(sampling, frozenset(), None)
             grown.draft([*text, *text[:2]], budget=2)
-        # Any draft may be the lowest level, and its head may or may not be used.
+        # Any draft may be the lowest level, with or without its head.
         for runner, predictor in zip(pair.drafts, pair.predictors, strict=True):
             if runner.index is not None:
                 continue
@@ -70,8 +70,8 @@ def _warm_up_after(text: list[int], pair: Pair, settings: SamplingTable, tree: T
                 record = frozenset[Signal]({signal_of(predictor)} if predicts and predictor is not None else ())
                 drafter = ModelDrafter(runner, POLICIES["constant"](), record, predictor)
                 drafter.begin(sampling, frozenset(), generator_on(pair.target.device, 0))
-                # Of a draft that a model wrote and that was kept as a whole, the last token and the target's are
-                # pending. A draft head is shown states of what was accepted, and reads that and the target's token.
+                # After a fully accepted draft of a model, the draft's last token and the target's are pending. A draft
+                # head has received the states of accepted tokens, and reads the last draft token and the target's.
                 for count in (0, 1, *widths) if runner.reads_states else (1,):
                     runner.rollback(len(text) - 1)
                     _observe_states(runner, len(text) - 1 + count)
@@ -83,7 +83,7 @@ def _warm_up_after(text: list[int], pair: Pair, settings: SamplingTable, tree: T
 
 
 def _observe_states(runner: Slot, count: int) -> None:
-    """Let a draft head know states of ``count`` places; they may be any."""
+    """Have a draft head observe states of ``count`` positions, with arbitrary values."""
     if runner.reads_states and count > runner.observed:
         states = torch.zeros(count - runner.observed, runner.state_size, device=runner.device)
         runner.observe_states(runner.observed, dict.fromkeys(runner.layers, states))

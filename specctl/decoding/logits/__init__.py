@@ -1,1 +1,1 @@
-"""Sampling and verification over logits: `host` by numpy, `device` by torch, both for any number of texts."""
+"""Sampling and verification over logits: `host` with numpy, `device` with torch, both for any number of texts."""

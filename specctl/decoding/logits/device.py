@@ -1,6 +1,6 @@
-"""Sampling and verification by torch wherever it has the logits, for any number of texts, without waiting for a device.
+"""Sampling and verification with torch on any device, for any number of texts, without waiting for the device.
 
-`host` has the same by numpy, in the same order and with the rules' explanations. Below, p and q are the verifier's and
+`host` has the same functions in numpy, in the same order, and explains the rules. Below, p and q are the verifier's and
 the draft's probabilities.
 """
 
@@ -69,7 +69,7 @@ class DeviceLogits:
         draws = [uniform for uniform in uniforms if uniform is not None]
         numbers = None
         if len(draws) == 1:
-            numbers = torch.tensor(draws, dtype=torch.float64)[0]  # of the host, so that nothing is sent
+            numbers = torch.tensor(draws, dtype=torch.float64)[0]  # on the host, so that nothing is sent
         elif draws:
             numbers = sent(draws, self.numbers.device, torch.float64)
         before = None if previous is None else self._here(previous, torch.float64)
@@ -89,7 +89,7 @@ class DeviceLogits:
             before = None
             if sampler.predictor.reads_signals:
                 own = torch.stack(signals, dim=-1)  # (n, 3)
-                # The hidden state in a row belongs to the token before it, and so must the signals.
+                # A row's hidden state belongs to the token before it, so the signals must too.
                 first = torch.zeros_like(own[0]) if previous is None else self._here(previous, own.dtype)
                 before, last = torch.cat([first[None].to(own.dtype), own[:-1]]), own[-1]
             columns.append(sampler.predictor.accept_prob(hidden[: len(tokens)], before))
@@ -141,8 +141,8 @@ class DeviceLogits:
     def verdicts(
         self, drafted: Sequence[Drafted], bounds: Sequence[int], verification: Verification = "token"
     ) -> list[Verdict | RecordError]:
-        # Drafts differ in length: numbers of each token are padded to the longest draft, and rows over the vocabulary
-        # lie below those of the text before. All stays on the device until the one transfer that reads the verdicts.
+        # Drafts differ in length. Per-token numbers are padded to the longest draft; logits are concatenated text by
+        # text. All stays on the device until one transfer reads the verdicts.
         target = self.numbers
         tokens = [each.draft.tokens for each in drafted]
         texts, counts, starts = len(tokens), [*map(len, tokens)], bounds[:-1]
@@ -151,18 +151,18 @@ class DeviceLogits:
             if each.numbers is None:
                 each.numbers = uniforms((length + 1,), device, each.generator)
         numbers = _together([each.numbers for each in drafted if each.numbers is not None])
-        # Where each text's draft tokens and its numbers begin.
+        # The offsets of each text's draft tokens and of its numbers.
         first, drawn = ([*accumulate(sizes, initial=0)][:-1] for sizes in (counts, [length + 1 for length in counts]))
 
         def padded(beginnings: Sequence[int]) -> list[int]:
-            """``(B, K)`` places in a row: those of a text's tokens from its beginning on, and 0 after them."""
+            """``(B, K)`` indices: those of each text's tokens from its start on, then 0."""
             return [
                 begin + place if place < length else 0
                 for begin, length in zip(beginnings, counts, strict=True)
                 for place in range(longest)
             ]
 
-        # What differs from text to text is sent at once, (B, 1) each, then (B, K) each, then the ids of all drafts.
+        # Per-text values are sent at once: (B, 1) each, then (B, K) each, then the ids of all drafts.
         single = [
             *counts,
             *starts,
@@ -176,7 +176,7 @@ class DeviceLogits:
         several += [*padded(starts), *padded(first), *padded(drawn)]
         places = sent([*single, *several, *ids], device)
         count, start, last_row, begin, last_token, last_number = places[: len(single)].view(-1, texts, 1)
-        total = target.sum(-1).double()  # (R,), NaN if a single number is
+        total = target.sum(-1).double()  # (R,), NaN if any number of the row is
         read = [total]
         extra_rows = target  # (B, V), where nothing was drafted
         if longest:
@@ -202,7 +202,7 @@ class DeviceLogits:
                 found = by_token(target_of, draft_of, numbers[coin])
             accepted = found.accepted
             place = start + accepted
-            if len(target) < len(ids) + texts:  # some have no row after their last token
+            if len(target) < len(ids) + texts:  # some drafts have no row after their last token
                 place = place.minimum(last_row)
             extra_rows = target.index_select(0, place[:, 0])
             draft_rows = draft.index_select(0, (begin + accepted).minimum(last_token)[:, 0])
@@ -245,7 +245,7 @@ class DeviceLogits:
         return look
 
     def _here(self, numbers: Sequence[float] | Numbers, dtype: torch.dtype) -> torch.Tensor:
-        """Numbers of anywhere where the rows are, without waiting for it; the dtype is of those in no array."""
+        """Numbers on the rows' device, without waiting for it; ``dtype`` applies to those that are not arrays."""
         if isinstance(numbers, torch.Tensor):
             return numbers.to(self.numbers.device)
         made = torch.from_numpy(numbers) if isinstance(numbers, np.ndarray) else numbers
@@ -274,7 +274,7 @@ def sampled(
     tokens = logits.argmax(-1) if probs is None or uniforms is None else pick(probs, uniforms)  # (R,)
     known = probs if sampler.sampling.plain else None
     signals = read_signals(logits, tokens, sampler.wanted, known).values()
-    if sampler.vocabulary is not None:  # an index of one number would be waited for
+    if sampler.vocabulary is not None:  # indexing with a single number would wait for it
         tokens = sampler.vocabulary.ids_on(logits.device).index_select(0, tokens)
     numbers = [tokens, *signals]
     if sampler.predictor is not None and hidden is not None:
@@ -295,7 +295,7 @@ def processed(logits: torch.Tensor, sampling: "Sampling") -> torch.Tensor:  # (.
         return one_hot.float()
     scores = logits.float()
     if sampling.temperature != 1:
-        # A low temperature must not overflow.
+        # Otherwise a low temperature could overflow.
         scores = (scores - scores.amax(-1, keepdim=True)) / sampling.temperature
     if sampling.top_h > 0:
         scores = scores.masked_fill(_beyond_entropy(scores, sampling.top_h), -torch.inf)
@@ -304,9 +304,10 @@ def processed(logits: torch.Tensor, sampling: "Sampling") -> torch.Tensor:  # (.
         scores = scores.masked_fill(scores < least_kept, -torch.inf)
     if sampling.top_p < 1:
         ascending, order = scores.sort(dim=-1)
-        # On CUDA float32 sums differ from run to run, enough to move the edge.
+        # On CUDA float32 sums vary from run to run, enough to move the edge.
         tail = ascending.softmax(-1).cumsum(-1, dtype=torch.float64) <= 1 - sampling.top_p
-        tail[..., -1:] = False  # the most probable token always stays; a single place would be waited for
+        # The most probable token always stays; assigning to a single index would wait for the device.
+        tail[..., -1:] = False
         scores = scores.masked_fill(torch.empty_like(tail).scatter_(-1, order, tail), -torch.inf)
     probs = scores.softmax(-1)
     if sampling.min_p > 0:
@@ -316,7 +317,7 @@ def processed(logits: torch.Tensor, sampling: "Sampling") -> torch.Tensor:  # (.
 
 
 def _beyond_entropy(scores: torch.Tensor, top_h: float) -> torch.Tensor:  # (..., V) -> (..., V)
-    """The tokens that top-h leaves out; of equal ones the first comes first."""
+    """The tokens that top-h removes; among equal ones the first counts first."""
     falling, order = scores.sort(dim=-1, descending=True, stable=True)
     count = min(MOST_BY_ENTROPY, scores.shape[-1])
     parts = _information(falling[..., :count].softmax(-1)).cumsum(-1)
@@ -327,10 +328,10 @@ def _beyond_entropy(scores: torch.Tensor, top_h: float) -> torch.Tensor:  # (...
 
 
 def _shaped(probs: torch.Tensor, sampling: "Sampling") -> torch.Tensor:  # (..., V) -> (..., V)
-    """Distributions after the filters that look at what the others have left."""
+    """Distributions after the filters that depend on what earlier filters have left."""
     if sampling.typical_p < 1:
         entropy = _information(probs).sum(-1, keepdim=True)
-        off = (-probs.double().log() - entropy).abs().float()  # (..., V) infinite for what is left out already
+        off = (-probs.double().log() - entropy).abs().float()  # (..., V), infinite for tokens already removed
         rising, order = off.sort(dim=-1, stable=True)
         before = probs.gather(-1, order).cumsum(-1, dtype=torch.float64) < sampling.typical_p
         last = before.sum(-1, keepdim=True).clamp_max(probs.shape[-1] - 1)
@@ -377,7 +378,7 @@ def read_signals(
         return found
     raw = logits.float().softmax(-1) if probs is None else probs  # (..., V)
     if "entropy" in wanted:
-        found["entropy"] = -(raw * raw.clamp_min(TINY).log()).sum(-1)  # 0 at 0, and a third of entr's time
+        found["entropy"] = -(raw * raw.clamp_min(TINY).log()).sum(-1)  # 0 at 0, and takes a third of entr's time
     if "top_prob" in wanted:
         found["top_prob"] = raw.amax(-1)
     if "token_prob" in wanted:
@@ -386,7 +387,9 @@ def read_signals(
 
 
 def read_top_probs(logits: torch.Tensor) -> torch.Tensor:  # (..., V) -> (..., TOP_PROBS)
-    """The `TOP_PROBS` largest probabilities of the softmax at temperature 1, descending; float32, 0 where V is less."""
+    """The `TOP_PROBS` largest probabilities of the softmax at temperature 1, descending; float32, padded with 0 where V
+    is less.
+    """
     scores = logits.float()
     count = min(TOP_PROBS, scores.shape[-1])
     best = (scores.topk(count).values - scores.logsumexp(-1, keepdim=True)).exp()
@@ -394,27 +397,29 @@ def read_top_probs(logits: torch.Tensor) -> torch.Tensor:  # (..., V) -> (..., T
 
 
 def draw(weights: torch.Tensor, generator: DrawGenerator | None) -> torch.Tensor:  # (..., V) -> (...)
-    """One index of each row, with probability proportional to its weight, without waiting for the device."""
+    """One index for each row, with probability proportional to its weight, without waiting for the device."""
     return pick(weights, uniforms(weights.shape[:-1], weights.device, generator))
 
 
 def pick(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:  # (..., V), (...) -> (...)
-    """The index at which the running sum of a row's weights passes a part of the whole, by the inverse method.
+    """The index at which a row's running sum of weights exceeds a given share of their total: inverse transform
+    sampling.
 
-    ``uniforms`` may be a single number of the host. For a number drawn uniformly it is index i with probability
-    w_i / sum(w). Sums are float64, so that a token of probability 1e-12 gets its due.
+    ``uniforms`` may be a single number on the host. With a uniform number, index i has probability w_i / sum(w). Sums
+    are float64, so that a token of probability 1e-12 keeps that probability.
     """
     sums = weights.cumsum(-1, dtype=torch.float64)
     whole = sums[..., -1:].contiguous()
-    # In this order a number of the host is an argument of the product, and no copy that is waited for.
+    # In this order a number of the host is an argument of the product; otherwise it would be copied, and waited for.
     index = torch.searchsorted(sums, (uniforms * whole[..., 0])[..., None], right=True)
-    # A number just below 1 may round to the whole; after the last weight nothing must be picked.
+    # A number just below 1 may round to the total; nothing after the last weight may be picked.
     return torch.minimum(index, torch.searchsorted(sums, whole)).clamp_max_(weights.shape[-1] - 1)[..., 0]
 
 
 class Acceptance(NamedTuple):
-    """`host.Acceptance` on the device: int64 and float32 ``(..., 1)``, a weight of None standing for 1; floats
-    ``(..., K)``."""
+    """`host.Acceptance` on the device: int64 and float32 ``(..., 1)``, and ``(..., K)`` floats. A weight of None means
+    1.
+    """
 
     accepted: torch.Tensor
     weight: torch.Tensor | None
@@ -428,7 +433,7 @@ def _together(parts: Sequence[torch.Tensor]) -> torch.Tensor:
 def _draft_probs(
     drafted: Sequence[Drafted], target: torch.Tensor, ids: torch.Tensor
 ) -> tuple[torch.Tensor, DraftVocabulary | None]:
-    """The distributions of all drafts' tokens ``(D, N)``, and the ids of their columns where these are not all ids.
+    """The distributions of all drafts' tokens ``(D, N)``, and the ids of their columns where columns are not ids.
 
     Args:
         drafted: the drafts.
@@ -465,7 +470,7 @@ def by_token(target_of: torch.Tensor, draft_of: torch.Tensor, coins: torch.Tenso
     """`host.by_token` by tensor operations alone, of one draft or of several.
 
     Args:
-        target_of, draft_of: ``(..., K)``; after a shorter draft tokens that are never kept, 0 and 1.
+        target_of, draft_of: ``(..., K)``; shorter drafts are padded with tokens that are never accepted, 0 and 1.
         coins: ``(..., K)``.
     """
     kept = (target_of >= draft_of) | (coins * draft_of < target_of)
@@ -488,7 +493,8 @@ def by_block(
         last: ``(B, K)`` bool, where drafts end; None where each has K tokens.
     """
     logs = (target_of.double() / draft_of.double().clamp_min(TINY)).log()
-    walk = torch.cat([torch.zeros_like(logs[..., :1]), logs.cumsum(-1)], -1)  # -inf from a token on that cannot be kept
+    # -inf from the first token on that cannot be accepted.
+    walk = torch.cat([torch.zeros_like(logs[..., :1]), logs.cumsum(-1)], -1)
     weights = (walk - walk.cummax(-1).values).exp()  # (..., K + 1)
     inner = weights[..., 1:-1]
     above = surplus(inner.float())

@@ -1,6 +1,6 @@
-"""Sampling and verification on the host, by numpy, for any number of texts; `device` has the same by torch.
+"""Sampling and verification on the host with numpy, for any number of texts; `device` does the same with torch.
 
-Sampling a token is a few dozen operations on a few kilobytes, and where a draft step takes 0.2 ms they count. Numpy
+Sampling a token takes a few dozen operations on a few kilobytes, which matters where a draft step takes 0.2 ms. Numpy
 finds a maximum in a tenth of torch's time and starts an operation in a third of it. Exactness rests on the verdict
 here. Below, p and q are the verifier's and the draft's probabilities.
 """
@@ -45,17 +45,17 @@ if TYPE_CHECKING:
     from specctl.decoding.sampling import Sampling
     from specctl.decoding.trees import DraftTree
 
-PART = 8192  # The most numbers of a dot product at a time
+PART = 8192  # The longest part of a dot product that is computed at once
 HOTTEST = float(np.finfo(np.float32).max)
 """The highest temperature that a float32 can hold; any that is nearly as high draws from the uniform distribution."""
-UNDERFLOW = np.float32(-200)  # Logits so far below the largest have a probability of 0 in float32
+UNDERFLOW = np.float32(-200)  # Logits this far below the largest have probability 0 in float32
 SHARES = (32.0, 0.5)
 """The least weights that are looked at for top-p, in V-th parts of what it leaves out: first large ones alone, which
 are few; the second is less than 1, for rounding."""
 MOST_BY_ENTROPY = 100
 """Top-h takes the entropy of this many of the likeliest tokens and keeps no others, as transformers does."""
-BLOCK = 64  # The search for the largest numbers starts with the maxima of blocks of this many
-NARROWEST = 64  # The least width of `blocks`
+BLOCK = 64  # The search for the largest numbers starts from the maxima of blocks of this size
+NARROWEST = 64  # The smallest block size that `blocks` returns
 
 Floats = npt.NDArray[np.float32]
 Counts = npt.NDArray[np.int64]
@@ -63,11 +63,11 @@ Mask = npt.NDArray[np.bool_]
 
 
 class HostLogits:
-    """`Logits` of a float32 array ``(R, V)``. torch is needed for heads alone, whose networks are torch's.
+    """`Logits` of a float32 array ``(R, V)``. Only heads need torch.
 
     Args:
-        numbers: the rows.
-        device: of these networks; None for the host.
+        numbers: the rows of logits.
+        device: of the heads' networks; None for the host.
         signals: see `Forward`.
     """
 
@@ -138,7 +138,7 @@ class HostLogits:
             before = None
             if sampler.predictor.reads_signals:
                 own = np.stack(signals, axis=1)  # (n, 3)
-                # The hidden state in a row belongs to the token before it, and so must the signals.
+                # A row's hidden state belongs to the token before it, so the signals must too.
                 first = np.zeros(own.shape[1]) if previous is None else np.asarray(previous)
                 before, last = (
                     self._tensor(np.concatenate([first[None].astype(np.float32), own[:-1]])),
@@ -170,7 +170,8 @@ class HostLogits:
 
     def beams(self, most: int, asked: slice, wanted: Set[Signal], *, tops: bool) -> Beams:
         ids = [likeliest(row, most).tolist() for row in self.numbers]
-        each = [Softmax(row[None]) for row in self.numbers]  # signals are the very numbers of a chain's steps
+        # So that signals equal those of a chain's steps bit for bit.
+        each = [Softmax(row[None]) for row in self.numbers]
         logs = [one.logs(0, some) for one, some in zip(each, ids, strict=True)]
         values = [one.signals(0, some[0], wanted) for one, some in zip(each[asked], ids[asked], strict=True)]
         names = [name for name in DISTRIBUTION_SIGNALS if name in wanted]
@@ -200,18 +201,18 @@ class HostLogits:
         return look
 
     def _tensor(self, numbers: "Sequence[float] | Floats | torch.Tensor | float") -> "torch.Tensor":
-        """What a head reads."""
+        """The tensor that a head reads."""
         import torch
 
         return torch.as_tensor(numbers).to(device=self._device)
 
 
 class CertainLogits(HostLogits):
-    """`Logits` of a draft that writes text: one certain token a row, with the signals of the draft's own first token.
+    """`Logits` of a draft that writes text: one certain token per row, with the signals of the draft's own first token.
 
     Args:
         numbers: ``(R, V)``, 0 at each row's token and else -inf.
-        own: the logits ``(R, N)`` that the draft began to write the tokens by.
+        own: the logits ``(R, N)`` of the first token that the draft itself wrote for each row.
     """
 
     __slots__ = ("_own",)
@@ -251,16 +252,16 @@ def _ids(tokens: "Sequence[int] | torch.Tensor") -> Sequence[int]:
 
 
 class Softmax:
-    """The softmax of ``(R, V)`` logits at temperature 1, and what signals need of it.
+    """The softmax of ``(R, V)`` logits at temperature 1, and the numbers that signals need from it.
 
-    It comes right after a model's pass, which has emptied the processor's caches: what counts is how few operations
-    there are. The numbers of a row do not depend on the other rows.
+    It runs right after a model's pass, with cold processor caches, so the number of operations decides its time. A
+    row's numbers do not depend on the other rows.
 
     Args:
         logits: ``(R, V)``.
 
     Attributes:
-        best: of each row the index of the largest logit, or of the first NaN.
+        best: for each row the index of the largest logit, or of the first NaN.
     """
 
     __slots__ = ("_below", "_weights", "_wholes", "best")
@@ -282,8 +283,9 @@ class Softmax:
         return _shared_out(np.exp(self._below / np.float32(min(temperature, HOTTEST))))
 
     def signals(self, row: int, token: int, wanted: Set[Signal]) -> list[float]:
-        """A row's entropy in nats, top probability and a token's probability: those wanted, in the order of
-        `DISTRIBUTION_SIGNALS`."""
+        """The wanted signals of a row and one of its tokens, in the order of `DISTRIBUTION_SIGNALS`: entropy in nats,
+        top probability, and the token's probability.
+        """
         found: list[float] = []
         whole = self._wholes[row]
         if "entropy" in wanted:
@@ -295,20 +297,20 @@ class Softmax:
         return found
 
     def logs(self, row: int, tokens: Sequence[int]) -> list[float]:
-        """The log-probabilities of tokens: 0 at most, and `IMPOSSIBLE` at least, which stands for NaN too."""
+        """The log-probabilities of tokens, clamped to [`IMPOSSIBLE`, 0]; NaN becomes `IMPOSSIBLE` too."""
         whole = log(self._wholes[row])
         found = (self._below.item(row, token) - whole for token in tokens)
         return [min(max(value, IMPOSSIBLE), 0.0) if value == value else IMPOSSIBLE for value in found]
 
     def tops(self, row: int) -> list[float]:
-        """The `TOP_PROBS` largest probabilities, descending, in float32; 0 for those that V is too small for."""
+        """The `TOP_PROBS` largest probabilities, descending, float32; padded with 0 where V is less."""
         weights = self._weights[row]
         count = min(TOP_PROBS, len(weights))
         best = np.sort(np.partition(weights, -count)[-count:])[::-1] / np.float32(self._wholes[row])
         return [*best.tolist(), *[0.0] * (TOP_PROBS - count)]
 
     def _mean(self, row: int) -> float:
-        """Of the logits less the largest; those that were suppressed, at -inf, have no share."""
+        """The mean of the logits minus the largest one. Suppressed logits, at -inf, have no share."""
         weights, below = self._weights[row], self._below[row]
         total = _dot(weights, below)
         if isnan(total):
@@ -317,17 +319,17 @@ class Softmax:
 
 
 def _column(values: Sequence[float]) -> Floats | float:
-    """A number of each row ``(R, 1)``; of a single row the number alone, which is the cheaper operand."""
+    """One number per row as ``(R, 1)``; for a single row a scalar, which is the cheaper operand."""
     return values[0] if len(values) == 1 else np.array(values, dtype=np.float32)[:, None]
 
 
 def _sum(numbers: Floats) -> float:
-    """The sum ``(V,)`` as a product with ones, which takes a third of the time, and whose code `_mean` runs too."""
+    """The sum ``(V,)`` as a product with ones: it takes a third of the time, and runs the same code as `_mean`."""
     return _dot(numbers, _ones(len(numbers)))
 
 
 def _sums(rows: Floats) -> list[float]:
-    """`_sum` of each row ``(R, V)``."""
+    """`_sum` for each row of ``(R, V)``."""
     return [_sum(rows[0])] if len(rows) == 1 else [_sum(row) for row in rows]
 
 
@@ -363,7 +365,7 @@ def processed(rows: Floats, sampling: "Sampling") -> Floats:  # (R, V) -> (R, V)
         scores, rows = (np.where(out, np.float32(-inf), numbers) for numbers in (scores, rows))
     weights = np.exp(scores)
     if sampling.temperature == 1:
-        scores = rows  # where numbers that hardly differ are not rounded to equal ones
+        scores = rows  # subtracting the largest may have rounded nearly equal logits to equal ones
     if 0 < sampling.top_k < rows.shape[1] or sampling.top_p < 1:
         for row, own in enumerate(weights):
             kept = _kept(scores[row], own, sampling.top_k, sampling.top_p)
@@ -372,7 +374,7 @@ def processed(rows: Floats, sampling: "Sampling") -> Floats:  # (R, V) -> (R, V)
             else:
                 own *= kept
     if sampling.min_p > 0:
-        weights *= weights >= np.float32(sampling.min_p)  # of the largest, which is 1
+        weights *= weights >= np.float32(sampling.min_p)  # relative to the largest weight, which is 1
     found = _normalised(weights)
     if sampling.shapes:
         for row in found:
@@ -381,17 +383,17 @@ def processed(rows: Floats, sampling: "Sampling") -> Floats:  # (R, V) -> (R, V)
 
 
 def _beyond_entropy(scores: Floats, top_h: float) -> Mask:
-    """The tokens ``(V,)`` that top-h leaves out; of equal ones the first comes first."""
+    """The tokens ``(V,)`` that top-h removes; among equal ones the first counts first."""
     falling = likeliest(scores, MOST_BY_ENTROPY)
     parts = np.add.accumulate(_information(_softmax(scores[None, falling])[0]))
     out = np.ones(len(scores), dtype=np.bool_)
     out[falling] = parts > top_h * parts[-1]
-    out[falling[0]] = False  # the likeliest always stays
+    out[falling[0]] = False  # the most probable token always stays
     return out
 
 
 def _shape(probs: Floats, sampling: "Sampling") -> None:
-    """Apply to a distribution ``(V,)``, in its own memory, the filters that look at what the others have left."""
+    """Apply to a distribution ``(V,)``, in place, the filters that depend on what earlier filters have left."""
     if sampling.typical_p < 1:
         with np.errstate(divide="ignore"):
             off = np.abs(-np.log(probs.astype(np.float64)) - np.add.reduce(_information(probs))).astype(np.float32)
@@ -420,11 +422,13 @@ def _leave_out(probs: Floats, out: Mask) -> None:
 
 
 def likeliest(row: Floats, count: int) -> Counts:
-    """The indices of the ``count`` largest numbers of a row ``(V,)``, falling; of equal ones the first comes first."""
+    """The indices of the ``count`` largest numbers of a row ``(V,)``, descending; among equal ones the first comes
+    first.
+    """
     if count >= len(row):
         return (-row).argsort(kind="stable")[:count]
     blocks = len(row) // BLOCK
-    # As many blocks have a number at least as large as the last of the largest maxima.
+    # At least ``count`` numbers reach the smallest of the ``count`` largest block maxima.
     maxima = row[: blocks * BLOCK].reshape(blocks, BLOCK).max(-1) if blocks > 4 * count else row
     found = np.flatnonzero(row >= np.partition(maxima, -count)[-count])
     if len(found) < count:  # there is a NaN
@@ -433,7 +437,7 @@ def likeliest(row: Floats, count: int) -> Counts:
 
 
 def _sorted_out(scores: Floats, sampling: "Sampling") -> Floats:
-    """The scores with -inf for those that top-k and top-p leave out, all of them sorted."""
+    """The scores with -inf where top-k and top-p remove a token; sorts all of them."""
     vocabulary = scores.shape[1]
     if 0 < sampling.top_k < vocabulary:
         edge = np.partition(scores, vocabulary - sampling.top_k, axis=-1)[:, vocabulary - sampling.top_k, None]
@@ -452,11 +456,11 @@ def _sorted_out(scores: Floats, sampling: "Sampling") -> Floats:
 def _kept(scores: Floats, weights: Floats, top_k: int, top_p: float) -> Mask | None:
     """Which tokens of a row ``(V,)`` top-k and top-p keep.
 
-    None where top-p's edge lies between equal ones, so that it depends on how they are sorted which of them stay.
+    None where top-p's edge falls between equal weights: only a full sort then decides which of them stay.
 
     Args:
-        scores: logits, or what temperature has made of them.
-        weights: the softmax of these but for a factor; NaN in a row without a distribution, and then all are.
+        scores: logits, after temperature.
+        weights: their softmax up to a factor; all NaN in a row without a distribution.
         top_k, top_p: see `Sampling`, one of them in force.
     """
     if isnan(weights.item(0)):
@@ -466,7 +470,7 @@ def _kept(scores: Floats, weights: Floats, top_k: int, top_p: float) -> Mask | N
         if top_p == 1:
             return np.asarray(scores >= falling[top_k - 1])
         if falling[top_k - 1] == falling[top_k] > -inf:
-            return None  # top-k keeps both, so that there are more to look at
+            return None  # top-k keeps equal scores, so there are more to look at
         falling = falling[:top_k]
         ahead = np.exp(falling - falling[0])
         part = top_p * float(np.add.reduce(ahead))
@@ -484,10 +488,9 @@ def _kept(scores: Floats, weights: Floats, top_k: int, top_p: float) -> Mask | N
 
 
 def _falling(weights: Floats, part: float, rest: float) -> Floats:
-    """The largest weights of a row ``(V,)``, falling, as many as have ``part`` together or some more.
+    """The largest weights of a row ``(V,)``, descending, with a sum of at least ``part``; a few more may follow.
 
-    What weighs less than a V-th part of the ``rest`` is not needed for that, since all of it together is less than the
-    rest.
+    Weights below ``rest`` / V are not needed for that, since their sum is less than ``rest``.
     """
     for share in SHARES:
         most = weights[weights >= np.float32(share * rest / len(weights))]
@@ -498,8 +501,8 @@ def _falling(weights: Floats, part: float, rest: float) -> Floats:
 
 
 def _below(rows: Floats) -> Floats:
-    """The logits less the largest of their row; NaN in a row whose largest is not a number."""
-    tops = np.maximum.reduce(rows, axis=-1, keepdims=True)  # NaN where there is one
+    """The logits minus the largest of their row; NaN in a row with a largest logit that is not a number."""
+    tops = np.maximum.reduce(rows, axis=-1, keepdims=True)  # NaN where the row has one
     if not all(map(isfinite, tops.ravel().tolist())):
         tops = np.where(np.isfinite(tops), tops, np.float32(nan))
     found: Floats = rows - tops
@@ -512,22 +515,22 @@ def _softmax(scores: Floats) -> Floats:
 
 
 def _normalised(weights: Floats) -> Floats:
-    """By sums in pairs, whose rounding is the least: at a filter's edge it shows which tokens stay."""
+    """Normalises with pairwise sums, which round least: rounding at a filter's edge decides which tokens stay."""
     weights /= np.add.reduce(weights, axis=-1, keepdims=True)
     return weights
 
 
 def _shared_out(weights: Floats) -> Floats:
-    """The distributions of rows of weights ``(R, V)`` by the sums of `Softmax`."""
+    """Rows of weights ``(R, V)`` normalised by the sums of `Softmax`."""
     weights /= _column(_sums(weights))
     return weights
 
 
 def picked(weights: Floats, uniforms: Sequence[float]) -> list[int]:
-    """`device.pick` of rows ``(R, V)``: the index at which a row's running sum passes a part of the whole.
+    """`device.pick` for rows ``(R, V)``: the index at which a row's running sum exceeds a given share of its total.
 
-    First the sums of blocks are run over and then the numbers of one of them: numpy takes longer for each number of a
-    running sum than for thirty of a sum.
+    Searches the running sum of block sums first, then that of one block: in numpy, one element of a running sum costs
+    more than thirty elements of a sum.
 
     Args:
         weights: at least 0.
@@ -549,35 +552,35 @@ def picked(weights: Floats, uniforms: Sequence[float]) -> list[int]:
 
 @cache
 def blocks(count: int) -> "tuple[int, Counts]":
-    """The width of the blocks of this many numbers, and where they start."""
+    """The block size for this many numbers, and the blocks' offsets."""
     width = max(NARROWEST, isqrt(count))
     return width, np.arange(0, count, width)
 
 
 def _passing(running: npt.NDArray[np.float64], part: float) -> int:
-    """The index at which a running sum passes a part of the whole."""
+    """The index at which a running sum exceeds a given share of the total."""
     index = bisect_right(running, part)
-    # A number just below 1 may round to the whole; after the last weight nothing must be picked.
+    # A number just below 1 may round to the total; nothing after the last weight may be picked.
     return index if index < len(running) else min(int(running.searchsorted(running[-1])), index - 1)
 
 
 class Acceptance(NamedTuple):
-    """What a rule decides on K draft tokens."""
+    """A verification rule's decision on K draft tokens."""
 
-    accepted: int  # n, how many are kept, from the first
-    weight: float  # w, such that after n < K tokens the verifier's own token is drawn from max(w p - q, 0), normalised
-    # of each draft token the probability of being kept, given all K tokens and that those before are kept
+    accepted: int  # n, the number of accepted tokens
+    weight: float  # w: after n < K tokens the verifier's own token is drawn from max(w p - q, 0), normalised
+    # for each draft token its probability of acceptance, given all K tokens and that those before it are accepted
     chances: Sequence[float]
 
 
 def verdict(
     draft: Draft, target: Floats, generator: DrawGenerator | None, verification: Verification = "token"
 ) -> Verdict:
-    """The verdict on one text's draft; token by token, only the extra token's row is read whole.
+    """The verdict on one text's draft. Token by token, only the extra token's row is read whole.
 
     Args:
         draft: of K tokens.
-        target: ``(K + 1, V)``; or ``(K, V)``, K > 0, where no token is to follow a draft that is kept as a whole.
+        target: ``(K + 1, V)``; or ``(K, V)``, K > 0, where no token is to follow a fully accepted draft.
         generator: for a coin for each token, and the extra token's draw.
         verification: which of the two rules.
 
@@ -586,7 +589,7 @@ def verdict(
     """
     tokens, vocabulary, count = draft.tokens, draft.vocabulary, len(draft.tokens)
     *coins, last = host_numbers(count + 1, generator)
-    require_numbers(*target[:, 0].tolist())  # a distribution that holds NaN holds nothing else
+    require_numbers(*target[:, 0].tolist())  # a row with one NaN is all NaN
     if not count:
         return Verdict(0, picked(target[:1], [last])[0], ExtraToken.BONUS, ())
     given = 0 if draft.probs is None else len(draft.probs)
@@ -595,12 +598,12 @@ def verdict(
     else:
         probs = np.zeros((count, target.shape[1]), dtype=np.float32)
         probs[np.arange(given, count), tokens[given:]] = 1
-        if draft.probs is not None:  # a copied token may have no column in the draft's vocabulary
+        if draft.probs is not None:  # a copied token may be missing from the draft's vocabulary
             some = array(draft.probs)
             probs[:given] = some if vocabulary is None else vocabulary.widened(some, 0.0)
         vocabulary = None
     columns = tokens if vocabulary is None else vocabulary.columns(tokens)
-    # So few numbers are sooner compared one by one.
+    # For so few numbers, comparing one by one is faster.
     target_of = [target.item(place, token) for place, token in enumerate(tokens)]
     draft_of = [probs.item(place, column) for place, column in enumerate(columns)]
     if verification == "block":
@@ -618,12 +621,12 @@ def verdict(
 
 
 def less(rows: Floats, draft: Floats, vocabulary: DraftVocabulary | None) -> Floats:
-    """Numbers ``(..., V)``, whose memory may be used, less a draft's probabilities ``(..., N)``."""
+    """``(..., V)`` numbers minus a draft's probabilities ``(..., N)``; may modify the numbers in place."""
     return np.subtract(rows, draft, out=rows) if vocabulary is None else vocabulary.less(rows, draft)
 
 
 def by_token(target_of: Sequence[float], draft_of: Sequence[float], coins: Sequence[float]) -> Acceptance:
-    """Keep token i with probability min(1, p_i / q_i) while all before it are kept (arXiv 2211.17192, Alg. 1).
+    """Accept token i with probability min(1, p_i / q_i) while all before it are accepted (arXiv 2211.17192, Alg. 1).
 
     Args:
         target_of, draft_of: p and q of each of K draft tokens.
@@ -643,11 +646,11 @@ def by_block(
     coins: Sequence[float],
     vocabulary: DraftVocabulary | None = None,
 ) -> Acceptance:
-    """Keep the longest beginning of the draft that passes (Sun et al., arXiv 2403.10444, Alg. 2).
+    """Accept the longest prefix of the draft that passes (Sun et al., arXiv 2403.10444, Alg. 2).
 
-    Whether one of the beginnings passes does not depend on the others, so later ones are looked at even if an early one
-    fails. Given its first i tokens alone, i or more are then kept with probability w_i, see `passing`: the most that
-    leaves the verifier's distribution as it is.
+    Each prefix passes independently of the others, so later ones are tried even if an early one fails. Given only the
+    first i tokens, i or more are then accepted with probability w_i (see `passing`), the highest that preserves the
+    verifier's distribution.
 
     Args:
         target_of, draft_of, draft_probs, target_probs, vocabulary: see `passing`.
@@ -666,7 +669,7 @@ def passing(
     target_probs: Floats,
     vocabulary: DraftVocabulary | None = None,
 ) -> tuple[list[float], list[float]]:  # K + 1, K
-    """Of block verification, the weights w_0 to w_K and the probabilities h_1 to h_K that a beginning passes.
+    """The weights w_0 to w_K of block verification, and the probabilities h_1 to h_K that each prefix passes.
 
     w_0 = 1 and w_i = min(w_{i-1} p_i / q_i, 1). The first i < K tokens pass with h_i = Z_i / (Z_i + 1 - w_i), Z_i the
     sum over x of max(w_i p(x) - q(x), 0) after these tokens, and the whole draft with h_K = w_K.
@@ -681,7 +684,8 @@ def passing(
     weights = list(accumulate(ratios, lambda weight, ratio: min(weight * ratio, 1.0), initial=1.0))
     chances = weights[1:]
     for place, weight in enumerate(chances[:-1], start=1):
-        # At 1 it passes: also where p = q and Z / Z has no value, for then a longer beginning passes for certain.
+        # At weight 1 a prefix passes. This covers p = q too, where Z / Z is undefined and a longer prefix passes
+        # anyway.
         if 0 < weight < 1:
             above = less(target_probs[place] * np.float32(weight), draft_probs[place], vocabulary)  # (V,)
             surplus = float(np.add.reduce(np.maximum(above, 0, out=above)))

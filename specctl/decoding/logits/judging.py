@@ -1,4 +1,4 @@
-"""The logits of a pass in numpy's or torch's form, and the verdict on the drafts of any number of texts."""
+"""The logits of a pass in numpy's or torch's form, and the verdicts on the drafts of any number of texts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,14 +31,14 @@ Judged = tuple[Verdict, Numbers | None]
 
 
 def logits_of(forward: Forward) -> Logits:
-    """The logits of a pass, of all V ids."""
+    """The logits of a pass, over all V ids."""
     if forward.certain is not None:
         return CertainLogits(array(forward.rows), logits_over(forward.columns))
     return logits_over(forward.rows)
 
 
 def draft_logits_of(forward: Forward) -> Logits:
-    """The logits of a draft's pass, of the N ids that it can write."""
+    """The logits of a draft's pass, over the N ids that it can write."""
     if forward.certain is not None:
         return logits_of(forward)
     columns = forward.columns
@@ -46,8 +46,9 @@ def draft_logits_of(forward: Forward) -> Logits:
 
 
 def logits_over(numbers: Numbers) -> Logits:
-    """Numbers ``(R, V)``: by numpy where they are numpy's, in the processor's own memory, or on a device that cannot
-    draw; else by torch."""
+    """Wraps ``(R, V)`` numbers: in numpy where they are numpy's, in host memory, or on a device that cannot draw; else
+    in torch.
+    """
     if isinstance(numbers, np.ndarray):
         return HostLogits(numbers)
     if on_host(numbers):
@@ -58,7 +59,7 @@ def logits_over(numbers: Numbers) -> Logits:
 
 
 def on_host(tensor: "torch.Tensor") -> bool:
-    """Whether numpy reads a tensor: what is compiled, and what is on a device that can draw, is left to torch."""
+    """Whether numpy handles a tensor. Torch handles compiled passes and tensors on a device that can draw."""
     if not tensor.is_cpu and draws(tensor.device):
         return False
     from torch.compiler import is_compiling
@@ -74,7 +75,7 @@ def sampled_within(
     previous: "torch.Tensor | None",
     foresee: Foresee | None,
 ) -> "tuple[torch.Tensor, torch.Tensor | None]":
-    """`Logits.sample` of one row within a pass: tensors in, tensors out, so that it can be compiled or captured."""
+    """`Logits.sample` for one row within a pass, from tensors to tensors, so that it can be compiled or captured."""
     if not on_host(logits):
         from specctl.decoding.logits.device import sampled
 
@@ -90,7 +91,7 @@ def sampled_within(
 
 
 def stacked(rows: Sequence[Numbers]) -> Numbers:  # K times (V,) -> (K, V)
-    """Distributions one below the other: numpy's if all of them are."""
+    """Distributions stacked into rows; numpy's if all of them are."""
     return joined_numbers([row[None] for row in rows])
 
 
@@ -102,7 +103,7 @@ def verify(
     verification: Verification = "token",
     vocabulary: DraftVocabulary | None = None,
 ) -> Verdict:
-    """`Logits.verdicts` of one text.
+    """`Logits.verdicts` for one text.
 
     Args:
         tokens: K ids.
@@ -123,7 +124,7 @@ def verify(
 
 
 def numbers_on(device: "torch.device", numbers: "Sequence[float] | torch.Tensor") -> "torch.Tensor":
-    """Numbers, float64 if they are of the host and the device has it, on a device, without waiting for it."""
+    """Numbers on a device, without waiting for it; float64 if they come from the host and the device supports it."""
     import torch
 
     from specctl.models.passes.synchronisation import sent
@@ -137,8 +138,8 @@ def judge(draft: Draft, forward: Forward, sampling: "Sampling", generator: DrawG
 
     Args:
         draft: the K tokens with their distributions.
-        forward: the verifier's, with logits ``(K + 1, V)``; or ``(K, V)``, K > 0, where no token is to follow a draft
-            that is kept as a whole.
+        forward: the verifier's, with logits ``(K + 1, V)``; or ``(K, V)``, K > 0, where no token is to follow a fully
+            accepted draft.
         sampling: how tokens are drawn.
         generator: for the logits' device.
 
@@ -152,12 +153,12 @@ def judge(draft: Draft, forward: Forward, sampling: "Sampling", generator: DrawG
 
 
 def judged(sampling: "Sampling", forwards: Sequence[Forward], drafted: Sequence[Drafted]) -> list[Judged | RecordError]:
-    """The verdict on the draft of each text, or an error where its logits hold NaN.
+    """The verdict on each text's draft, or an error where its logits hold NaN.
 
     Args:
         sampling: of the texts.
         forwards: the verifier's passes, see `judge`.
-        drafted: what each of them has read.
+        drafted: the draft that each of them has read.
     """
     rows = [forward.rows for forward in forwards]
     together = len(rows) == 1 or not (isinstance(rows[0], np.ndarray) or on_host(rows[0]))
@@ -183,7 +184,7 @@ def judged(sampling: "Sampling", forwards: Sequence[Forward], drafted: Sequence[
 
 
 def _joined(rows: Sequence[Numbers]) -> tuple[Logits, list[slice]]:
-    """The logits of texts one below the other, and where those of each are."""
+    """The logits of all texts stacked into rows, and each text's slice of them."""
     if len(rows) == 1:
         return logits_over(rows[0]), [slice(0, len(rows[0]))]
     ends = [*accumulate(map(len, rows))]
@@ -192,7 +193,7 @@ def _joined(rows: Sequence[Numbers]) -> tuple[Logits, list[slice]]:
 
 
 def _choices(rows: Sequence[Numbers]) -> list[tuple[list[int], list[float]]]:
-    """`Logits.best` of each text, found by one call."""
+    """`Logits.best` for each text, found by one call."""
     if len(rows) == 1:
         return [logits_over(rows[0]).best()]
     logits, parts = _joined(rows)
@@ -202,13 +203,13 @@ def _choices(rows: Sequence[Numbers]) -> list[tuple[list[int], list[float]]]:
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """Judges the drafts of texts within the pass that read them, `Request.reader` of a verification.
+    """Judges the drafts of several texts within the pass that reads them; `Request.reader` of a verification.
 
-    Each text gets the verdict that it would get alone: on the host to the last bit. On a device all are judged by as
-    many calls as one, and waited for once.
+    Each text gets the verdict that it would get alone, on the host bit for bit. On a device all texts together take as
+    many calls as one, and one wait.
     """
 
-    sampling: "Sampling"  # of the texts
+    sampling: "Sampling"  # shared by the texts
 
     def read_rows(
         self, forwards: Sequence[Forward], about: Sequence[Drafted]
@@ -220,4 +221,4 @@ class Judge:
         ]
 
 
-judge_of = lru_cache(256)(Judge)  # The one `Judge` of a sampling, as long as not many others are asked for
+judge_of = lru_cache(256)(Judge)  # One cached `Judge` per sampling
