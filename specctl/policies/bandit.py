@@ -1,4 +1,4 @@
-"""A bandit over stopping policies: one of them drafts each round, and what the rounds brought decides which."""
+"""A bandit over stopping policies: one policy drafts each round, and the rewards of past rounds decide which."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,33 +14,34 @@ from specctl.records import DraftStep, Round, StopReason
 
 TRAINING_FREE = ("svip", "max-confidence", "adaedl", "self-verify", "heuristic")
 """The policies of the papers that need no training and adapt to a text, each with its default settings."""
-FIRST = 1.0  # Passes of the target for each arm that drafts of a new run may lose
+FIRST = 1.0  # Target passes per arm that a new run's drafts may lose
 
 
 @dataclass(slots=True, kw_only=True)
 class Bandit(Rule):
-    """In each round the policy with the largest upper confidence bound on its reward drafts.
+    """In each round, the policy with the largest upper confidence bound on its reward drafts.
 
-    After TapOut (Sridhar et al. 2025, arXiv 2511.02017), whose bandit chooses a stopping policy for each draft as a
+    Follows TapOut (Sridhar et al. 2025, arXiv 2511.02017). Its bandit chooses a stopping policy for each draft as a
     whole, by UCB1 on a reward that blends accepted length and acceptance rate. Here the reward of a round is
 
         r = (accepted / drafted + accepted / max_draft) / 2, in [0, 1], and 0 if the policy chose to draft nothing,
 
-    and with n_i the rounds of policy i, R_i the sum of their rewards and n = sum_i n_i, the next round is that of the
-    policy with the largest R_i / n_i + sqrt(2 ln(n) / n_i) (UCB1, Auer et al. 2002), the first of equals; each drafts
-    once before any does so twice. The rates and lengths count alike, and nothing is known of what a pass costs.
+    Let n_i be the number of rounds of policy i, R_i the sum of their rewards and n = sum_i n_i. The policy with the
+    largest R_i / n_i + sqrt(2 ln(n) / n_i) drafts the next round (UCB1, Auer et al. 2002), the first one among equals.
+    Each policy drafts once before any drafts twice. Rates and lengths have equal weight, and the reward ignores the
+    cost of a pass.
 
-    That reward has no place for drafting nothing, whose accepted length is 0 by choice. So the arm `none`, which is
-    always there, is ranked by what it is known to save: 0 passes. With ``cost_ratio``, the time of a draft step divided
-    by that of a target pass, a draft saves accepted - cost_ratio * drafted passes, and `none` plays while a
-    `DraftAccount` does not cover another draft as long as the last: once drafts have lost FIRST passes for each arm,
-    they lose at most 1% of the time.
+    This reward cannot rank drafting nothing, since the accepted length is then 0 by choice. So the arm `none`, which
+    always exists, is ranked by the passes it saves: 0. A draft saves accepted - cost_ratio * drafted passes, where
+    ``cost_ratio`` is the time of a draft step divided by that of a target pass. `none` plays while a `DraftAccount`
+    does not cover another draft as long as the last one. Once drafts have lost FIRST passes for each arm, they lose at
+    most 1% of the time.
 
-    A policy observes the rounds that it drafted and no others: a length or threshold that adapts is moved by how its
-    own drafts fared. Which policy drafts depends on earlier rounds alone, so the output keeps the target's
-    distribution. ``arms`` are policies as ``--policy`` names them; each keeps the token at which it stops.
-    ``max_draft`` is the longest draft of any. ``carry_over`` keeps the rewards from one sequence to the next, so that
-    when sampling a seed's text depends on the sequences before it; what the arms keep is up to their own settings.
+    A policy observes only the rounds that it drafted, so an adaptive length or threshold follows its own drafts. Which
+    policy drafts depends only on earlier rounds, so the output follows the target's distribution. ``arms`` are policies
+    in the form of ``--policy``; each keeps the token at which it stops. ``max_draft`` is the longest draft of any arm.
+    With ``carry_over``, rewards carry over from one sequence to the next; when sampling, the text for a seed then
+    depends on the sequences before it. The arms' own settings decide what the arms carry over.
     """
 
     arms: Annotated[tuple[str, ...], MinLen(2)] = TRAINING_FREE
@@ -90,7 +91,7 @@ class Bandit(Rule):
 
     def observe(self, round_: Round) -> None:
         if not round_.drafted and round_.stop is StopReason.BUDGET:
-            return  # there was no room: that says nothing about the policy
+            return  # there was no room, which says nothing about the policy
         if round_.drafted:
             self._cost = self.cost_ratio * round_.drafted
         self._account.book(round_.accepted - self._cost if round_.drafted else 0.0, probe=False)
@@ -123,7 +124,7 @@ def _policy(arm: str) -> Rule:
     if not rule.drafts:
         raise ValueError(f"{arm} cannot be an arm: it never drafts")
     policy = rule(**{key: value for key, value in table.items() if key != "name"})
-    # Whether a trigger is dropped is asked of a policy once, for all its rounds.
+    # Drafting asks a policy only once, for all its rounds, whether the triggering token is dropped.
     if not policy.keep_trigger:
         raise ValueError(f"{arm} cannot be an arm: an arm keeps the token at which it stops")
     return policy

@@ -40,7 +40,8 @@ class StoppingPolicy(Protocol):
         keep_trigger: whether the token that triggers a stop is verified too. Dropping it keeps the output distribution
             exact only if the policy reads the draft's distribution but not the token drawn from it.
         drafts: whether the policy ever drafts; False for target-only decoding, which needs no draft model.
-        current_threshold: the value that the signal is compared with now, for display; None for a policy without one.
+        current_threshold: the threshold that the signal is compared with now, for display; None for a policy without
+            one.
     """
 
     @property
@@ -56,10 +57,10 @@ class StoppingPolicy(Protocol):
     def current_threshold(self) -> float | None: ...
 
     def reset(self) -> None:
-        """A new sequence begins; called once or more before its first round."""
+        """Start a new sequence; called at least once before its first round."""
 
     def draft_limit(self) -> int:
-        """The most tokens to draft in the next round; repeated calls before the round return the same number."""
+        """The most tokens to draft in the next round; repeated calls before that round return the same number."""
 
     def should_stop(self, step: DraftStep) -> bool:
         """Whether drafting stops after this token; called for each draft token of a round, in order."""
@@ -73,7 +74,7 @@ class Rule(ABC):
 
     Attributes:
         reads: the signals that the policy reads with any settings.
-        grid: for settings by name the values that ``calibrate`` crosses; the policies that ship have theirs in
+        grid: for each setting the values that ``calibrate`` combines; those of the built-in policies are in
             ``calibration/compared_settings.py``.
         keep_trigger, drafts: see `StoppingPolicy`.
     """
@@ -85,7 +86,7 @@ class Rule(ABC):
 
     @classmethod
     def signals_of(cls, values: Mapping[str, Any]) -> frozenset[Signal]:  # noqa: ARG003 - some policies need it
-        """The signals that the policy reads with these settings; missing settings have their default values."""
+        """The signals that the policy reads with these settings; missing settings take their defaults."""
         return cls.reads
 
     @property
@@ -109,25 +110,25 @@ class Rule(ABC):
         pass
 
     def rests(self) -> int:
-        """For how many rounds from now on it drafts nothing and needs no `observe`."""
+        """The number of coming rounds in which the policy drafts nothing and needs no `observe`."""
         return 0
 
     def rested(self, rounds: int) -> None:  # noqa: B027 - most policies never rest
-        """These rounds of `rests` went by."""
+        """Count this many rounds of `rests`."""
 
     def joint(self) -> "JointCostOptimal | None":
-        """What decides for all texts of a batch together; None for a policy that has a copy for each of them."""
+        """The object that decides for all texts of a batch together; None for a policy that is copied for each text."""
         return None
 
 
 def never_stops(policy: StoppingPolicy) -> bool:
-    """Whether a policy only limits the length of drafts: tokens change nothing."""
+    """Whether a policy only limits the length of drafts, so that no token stops one early."""
     return isinstance(policy, Rule) and type(policy).should_stop is Rule.should_stop
 
 
 @runtime_checkable
 class Resting(Protocol):
-    """A policy that may rest; its methods are those of `Rule`."""
+    """A policy that may rest; see `Rule` for its methods."""
 
     def rests(self) -> int: ...
 

@@ -1,4 +1,4 @@
-"""Stop where tokens per second are expected to be highest; everything is learned during the run."""
+"""Stop where the expected tokens per second are highest; everything is learned during the run."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy, deepcopy
@@ -27,8 +27,8 @@ from specctl.records import DraftStep, Round, StopReason
 
 CROWDED = 8
 """After this many rounds in a row in each of which a text began, times are learned from the texts that went on."""
-RATE_PRIOR = 2.0  # Observations after which the acceptance rate after a token weighs as much as the overall rate
-AHEAD = 8  # The most further tokens of a draft that are weighed at once
+RATE_PRIOR = 2.0  # Observations at which the acceptance rate after a given token weighs as much as the overall rate
+AHEAD = 8  # The most further tokens of a draft that are considered at once
 AGING = 5e-3
 """Growth of the variance of the estimate for first tokens in a round without a draft, as a share of the prior's."""
 
@@ -37,35 +37,35 @@ AGING = 5e-3
 class CostOptimal(Rule):
     """Stop when one more draft token is expected to cost more time than it saves.
 
-    Let rho be the highest reachable tokens/s. By renewal reward, the rule that reaches it maximises
-    E[emitted] - rho E[time] of a round. Let S_k be the probability that all k draft tokens are accepted, a_i the
-    acceptance probability of token i, t_d the time of a draft step and t_v(k) the time to verify k tokens. One more
-    token is worth drafting while S_k E[a_k+1 | signals so far] > rho (t_d + t_v(k+1) - t_v(k)). This one-step
-    look-ahead is optimal if the left side falls with k and t_v is a line. S_k is the product of the a_i, each estimated
-    from the draft's top probability and entropy at its position. E[a_k+1] is estimated from the entropy at position k
-    and from how often the tokens that follow token k were accepted.
+    Let rho be the highest achievable tokens/s. By renewal reward theory, the rule that achieves it maximises E[emitted]
+    - rho E[time] of a round. Let S_k be the probability that all k draft tokens are accepted, a_i the acceptance
+    probability of token i, t_d the time of a draft step and t_v(k) the time to verify k tokens. One more token is worth
+    drafting while S_k E[a_k+1 | signals so far] > rho (t_d + t_v(k+1) - t_v(k)). This one-step look-ahead is optimal if
+    the left side falls with k and t_v is a line. S_k is the product of the a_i, each estimated from the draft's top
+    probability and entropy at its position. E[a_k+1] is estimated from the entropy at position k and from how often the
+    tokens that follow token k were accepted.
 
-    On real machines passes of some widths are as fast as narrower ones, so t_v is learned for each width, and drafting
-    goes on if any number of further tokens, up to 8, is worth its time, the later ones as likely to be accepted as the
-    next. Where t_v is a line, that is the one-step rule.
+    On real machines passes of some widths are as fast as narrower ones, so t_v is learned for each width. Drafting goes
+    on if any number of further tokens, up to 8, is worth its time; the later ones count as likely to be accepted as the
+    next one. Where t_v is a line, this is the one-step rule.
 
-    If not even the first token pays, the round drafts nothing, except for a few probes. Nor does it if drafts save less
-    than their beginning costs: what a draft takes whatever its length, as with a draft head that writes a whole block
-    in one pass. Whatever is expected of them, drafts are paid from a `DraftAccount`, so that over T passes they lose at
-    most max(1.9, 0.01 T + 0.9) passes beyond what they saved before: probes, and with each what it takes the draft to
-    read the text that it missed. So a run is at least 0.99 as fast as the target alone, but for 1.9 passes at its
-    beginning, in which a draft shows what it is worth; for what the first two drafts, and the first readings of a
-    missed text, take more than was expected; and for prompts: where drafts are wanted when a text begins, what the
-    draft takes to read its prompt is not counted, nor, with much saved before, what it takes to read one later.
+    If not even the first token pays, the round drafts nothing, except for a few probes. It also drafts nothing if
+    drafts save less than their fixed cost, such as the pass of a draft head that writes a whole block at once. Whatever
+    the expectation, drafts are paid from a `DraftAccount`. Over T passes they lose at most max(1.9, 0.01 T + 0.9)
+    passes beyond their earlier savings. Losses come from probes, including the time in which the draft reads the text
+    that it missed. So a run is at least 0.99 times as fast as the target alone, with these exceptions: 1.9 passes at
+    the start, in which a draft proves its worth; time beyond expectation of the first two drafts and of the first
+    readings of missed text; and the draft's reading of a prompt, where drafts are wanted when the text begins, or later
+    where much has been saved before.
 
-    Acceptance is learned from the tokens up to the first rejected one: when sampling from `Round.chances`, else from
+    Acceptance is learned from the tokens up to the first rejected one: from `Round.chances` when sampling, else from
     the verdict itself. Tokens after a rejection teach nothing. In block verification, too, a_i is the probability that
-    token i is kept if all before it are, so that S_k is their product. t_d, t_v and rho are learned from the measured
-    times of the rounds; a round's weight fades within some dozens of them, so the estimates follow a growing context.
-    Once some dozens of drafts were timed, and while they have saved much, only one round of eight is learned from.
-    Only ratios of times matter, so what slows drafts and verification alike for a while, such as other programs, is
-    divided out first. ``cost_ratio``, the time of a draft step divided by the time of a target pass, is used until the
-    first times are known.
+    token i is accepted if all before it are, so that S_k is their product. t_d, t_v and rho are learned from the
+    measured times of rounds. A round's weight fades within some dozens of rounds, so the estimates follow a growing
+    context. Once some dozens of drafts have been timed, and while they have saved much, only one round of eight is
+    learned from. Only ratios of times matter, so a slowdown that drafts and verification share, such as from other
+    programs, is divided out first. Until the first times are known, ``cost_ratio`` is used: the time of a draft step
+    divided by the time of a target pass.
 
     With ``use_head``, S_k also uses a trained head's prediction for each token but the newest, whose prediction is not
     known yet. With ``use_agreement``, whether a lookup would copy each token corrects its a_i (`AgreementCurve`).
@@ -74,8 +74,8 @@ class CostOptimal(Rule):
     written, as a lookup and a DSpark head do, estimates E[a_k+1] by that prediction and the same rates. S_k is then the
     product of these estimates, with the first token's by how often first tokens were accepted.
 
-    The text has the target's distribution, as with every policy. But stopping depends on measured times, so when
-    sampling, the same seed may produce another text.
+    The text follows the target's distribution, as with every policy. But stopping depends on measured times, so when
+    sampling, the same seed may produce a different text.
     """
 
     reads: ClassVar[frozenset[Signal]] = frozenset({"entropy", "top_prob"})
@@ -97,9 +97,9 @@ class CostOptimal(Rule):
     _last_token: int | None = field(init=False, repr=False)
     _limit: int = field(init=False, repr=False)
     _read: TextRead = field(init=False, repr=False)
-    _seen: int = field(init=False, repr=False)  # rounds of the text
-    _passed: list[Round] = field(init=False, repr=False)  # passed over, and not yet taken down
-    _to_pass: int = field(init=False, repr=False)  # how many more with drafts are passed over
+    _seen: int = field(init=False, repr=False)  # rounds of the text so far
+    _passed: list[Round] = field(init=False, repr=False)  # rounds passed over, and not yet booked
+    _to_pass: int = field(init=False, repr=False)  # how many more rounds with drafts to pass over
     _survival_before: float = field(init=False, repr=False, compare=False, default=1.0)
     _survival: float = field(init=False, repr=False, compare=False, default=1.0)
     _last_features: tuple[float, float] = field(init=False, repr=False, compare=False, default=(0.0, 0.0))
@@ -141,9 +141,10 @@ class CostOptimal(Rule):
             self._restart()
             return
         self._take_down()
-        # A draft that is wanted when a text begins has read the prompt; what another one lacks is known after a round.
+        # A draft that is wanted when a text begins has read the prompt. How much other drafts lack is known after a
+        # round.
         self._last_token, self._read, self._seen = None, TextRead(), 0
-        self._allowance.asleep = 0  # a text's first round is looked at
+        self._allowance.asleep = 0  # so that a text's first round is looked at
         if self._limit:
             self._decide(0)
 
@@ -154,18 +155,18 @@ class CostOptimal(Rule):
         self.look(step)
         drafted, gain, spent = step.index, self._survival * self._following, self._times.spent
         if drafted + 1 < len(spent) and spent[drafted] + gain > spent[drafted + 1]:
-            return False  # the next token alone decides, as it mostly does
+            return False  # usually the next token alone decides
         return not self._goes_on(drafted, gain, self._following)
 
     def look(self, step: DraftStep) -> None:
-        """Estimate how likely the tokens so far are accepted, and the next one if they are."""
+        """Estimate the probability that all tokens so far are accepted, and that of the next one if they are."""
         index = step.index
         if self.use_foresight:
-            # The probability that this token and all before it are accepted, by what was predicted before each.
+            # The probability that this token and all before it are accepted, from the predictions made before each.
             survival = self._survival * self._following if index > 1 else self._first_accepted
             outlook = foreseen(step)
         else:
-            # The same by the distribution at each position.
+            # The same from the distribution at each position.
             confidence, outlook = features(step)
             before = self._survival if index > 1 else 1.0
             if self.use_head:
@@ -182,7 +183,7 @@ class CostOptimal(Rule):
         self._following = self._next.predict(outlook, self._rates.surplus(step.token))
 
     def _goes_on(self, drafted: int, gain: float, following: float) -> bool:
-        """Whether some number of further draft tokens is expected to save more time than it takes.
+        """Whether some number of further draft tokens is expected to save more time than it costs.
 
         Args:
             drafted: tokens of the draft so far.
@@ -213,13 +214,13 @@ class CostOptimal(Rule):
         elif self._allowance.asleep and not round_.steps:
             self._allowance.doze()
         elif self._limit and not round_.steps and round_.stop is StopReason.BUDGET:
-            self._read_on(round_)  # there was no room: that says nothing about drafts
+            self._read_on(round_)  # there was no room, which says nothing about drafts
         else:
             self._take_down()
             self._decide(self._learn(round_))
 
     def _take_down(self) -> None:
-        """Book what rounds saved that were passed over; all at once, since the code is in the cache then."""
+        """Book the savings of the rounds passed over, all at once, so that the code runs from warm caches."""
         for round_ in self._passed:
             self._allowance.pass_over(len(round_.steps), len(round_.steps), expected_accepted(round_))
             self._times.pass_over(drafted=True)
@@ -228,16 +229,16 @@ class CostOptimal(Rule):
         self._passed.clear()
 
     def _learn(self, round_: Round) -> int:
-        """Learn from a round; how many tokens of the text the next draft has to read first."""
+        """Learn from a round. Returns how many tokens of the text the next draft has to read first."""
         allowance = self._allowance
         seen, self._seen = self._seen, self._seen + 1
-        first = not seen and not round_.index  # in a chain a copy may have come before it
+        first = not seen and not round_.index  # in a chain, a copy may have come earlier
         if not round_.steps:
             allowance.idle += 1
         elif allowance.idle:
             self.wake()
         emitted, unread = self.learn_text(round_)
-        # A text's first round reads the prompt too, and a pass of the target alone after it runs from cold caches.
+        # A text's first round also reads the prompt, and a target-only pass right after it runs from cold caches.
         if round_.verify_seconds and not first and (round_.steps or seen > 1):
             self._times.learn(round_, emitted, unread)
             if round_.steps:
@@ -254,19 +255,21 @@ class CostOptimal(Rule):
         self._allowance.doze(rounds)
 
     def wake(self) -> None:
-        """A draft was made, the first one for long."""
+        """Note the first draft after a long pause."""
         idle, self._allowance.idle = self._allowance.idle, 0
         self._first.age(AGING * idle)
         self._times.doubt(trust_after(idle))
 
     def learn_text(self, round_: Round) -> tuple[int, int]:
-        """Learn what was accepted; how many tokens were added to the text, and how many of it the draft had to read."""
+        """Learn from acceptance. Returns the number of tokens added to the text, and how many of its tokens the draft
+        had to read.
+        """
         if round_.steps:
             self._learn_verdicts(round_)
         return self._read_on(round_)
 
     def _read_on(self, round_: Round) -> tuple[int, int]:
-        """Record text and draft positions; returns what `learn_text` does."""
+        """Update the positions of text and draft; returns the same as `learn_text`."""
         emitted = round_.accepted + (round_.extra is not None)
         unread = self._read.round(round_.context, bool(round_.steps), emitted)
         if emitted:
@@ -274,14 +277,14 @@ class CostOptimal(Rule):
         return emitted, unread
 
     def _decide(self, unread: int) -> None:
-        """Decide on the next round, before which the draft has to read this many tokens of the text."""
+        """Decide on the next round, in which the draft has to read ``unread`` tokens of the text first."""
         times, first = self._times, self.first_gain()
         pays = first > times.price and self._drafts.pays(first, times.price, times.entry)
         self._limit = min(self.max_draft, self._allowance.longest(pays, unread))
         self._to_pass = self._allowance.every - 1 - self._allowance.passed
 
     def first_gain(self) -> float:
-        """The probability that the first token of the next draft is accepted."""
+        """The probability that the next draft's first token is accepted."""
         self._first_accepted = first = self._first.predict(self._rates.surplus(self._last_token))
         return first
 
@@ -310,56 +313,56 @@ class CostOptimal(Rule):
 
 
 class JointCostOptimal:
-    """Decides with which set S of texts drafting goes on.
+    """Decides for which set S of texts drafting goes on.
 
     The set maximises
 
         sum of g_i over S - rho (d(|S|) + v(N + |S|) - v(N)),
 
-    and drafting ends where no set is above 0. g_i is the probability that the next token of text i and all before it
-    are accepted, rho the batch's tokens/s, d(n) the time of a draft pass over n texts, and v(N) that of a verification
-    of N tokens. What a set costs depends on its size alone, so the best set of each size has the texts with the largest
-    gains. With one text it is the rule of `CostOptimal`, which learns from each round at once.
+    and drafting ends when no set has a positive value. g_i is the probability that the next token of text i and all
+    before it are accepted, rho the batch's tokens/s, d(n) the time of a draft pass over n texts, and v(N) that of a
+    verification of N tokens. A set's cost depends only on its size, so the best set of each size has the texts with the
+    largest gains. With one text this is the rule of `CostOptimal`, which learns from each round at once.
 
-    Acceptance is learned from all texts. Times of rounds are learned as by `CostOptimal`, of all texts together: a
-    step is a draft pass over all of them, and a token to verify is one of each. d(n) is then a line whose share that
-    grows with n is learned from how times change with the number of texts that still draft. Rounds of few texts and of
-    many, as at the end of a run, take different times: each class of numbers of texts, up to a power of 2, has its own.
+    Acceptance is learned from all texts. Times of rounds are learned as by `CostOptimal`, for all texts together: a
+    step is a draft pass over all texts, and a token to verify means one token of each text. d(n) is then a line. Its
+    slope is learned from how times change with the number of texts that still draft. Rounds of few and of many texts
+    take different times, so each class of batch sizes, up to a power of 2, has its own estimates.
 
     Args:
-        policy: a new one; it holds what is learned.
+        policy: a new policy; it holds everything learned.
     """
 
     def __init__(self, policy: "CostOptimal") -> None:
         self.shared = policy
         self.ended: list[Ended] = []
-        self._round: set[CostOptimalText] = set()  # those of which the verification that comes reads a token
+        self._round: set[CostOptimalText] = set()  # texts with a token in the coming verification
         self._drafted = 0
-        self._late = False  # whether a draft of the round began after others
+        self._late = False  # whether a draft of this round began after others
         self.rest = JointRest(policy._allowance)
-        self._due: set[CostOptimalText] = set()  # those whose round has not ended
-        self._begun = 0  # rounds in a row in which texts began
-        self.passes_over = False  # whether the round is not learned from
-        self._pass = RunningLine(COST_MEMORY)  # seconds of a draft pass, by its texts
-        self._most = 1  # texts of a round so far
-        self._times = {0: policy._times}  # by class
+        self._due: set[CostOptimalText] = set()  # texts whose round has not ended
+        self._begun = 0  # consecutive rounds in which texts began
+        self.passes_over = False  # whether nothing is learned from this round
+        self._pass = RunningLine(COST_MEMORY)  # seconds of a draft pass, by its number of texts
+        self._most = 1  # largest number of texts in a round so far
+        self._times = {0: policy._times}  # estimates by batch size class
 
     def text(self, ask: "Callable[[CostOptimalText], int]") -> "CostOptimalText":
         """The policy of one more text.
 
         Args:
-            ask: called with that policy; waits for `run`, and returns its answer for that policy.
+            ask: called with the text's policy; waits for `run`, and returns its answer for this policy.
         """
         return CostOptimalText(self, ask)
 
     def run(self, texts: "Sequence[CostOptimalText]", /) -> list[int]:
-        """Of each text that asks, how many tokens it drafts from here on at most; 0 for none."""
+        """For each text that asks, the most tokens that it may still draft; 0 for none."""
         if self.rest:  # a text that begins meanwhile waits for the others
             return [0] * len(texts)
         starts = {text for text in texts if not text.drafted}
         if starts and (self.ended or starts >= self._round):
             chosen = self._begin(texts)
-        else:  # a text that begins while others draft or wait for their verification has its round with them
+        else:  # a text that begins while others draft or wait for their verification joins their round
             self._round.update(texts)
             self._late |= bool(starts)
             chosen = self._worth(texts)
@@ -370,13 +373,13 @@ class JointCostOptimal:
         return [limit if text in chosen else 0 for text in texts]
 
     def tell(self, text: "CostOptimalText", ended: "Ended") -> None:
-        """A text's round is over; of one that nothing was decided about, since others rested, nothing is learned."""
+        """Report the end of a text's round. Nothing is learned from a text without a decision, while others rested."""
         if text in self._due:
             self._due.remove(text)
             self.ended.append(ended)
 
     def _begin(self, texts: "Sequence[CostOptimalText]") -> "set[CostOptimalText]":
-        """The texts that draft in a round that begins."""
+        """The texts that draft in a new round."""
         shared, ended, self.ended, late = self.shared, self.ended, [], self._late
         self._round, self._drafted = {*texts}, sum(text.drafted for text in texts)
         self._late = self._drafted > 0
@@ -403,9 +406,9 @@ class JointCostOptimal:
         return chosen if pays else set(texts)
 
     def _play(self, count: int) -> None:
-        """Decide by the times of rounds of this many texts, and learn these.
+        """Decide by, and learn, the times of rounds with this many texts.
 
-        What a class takes is taken to be what the nearest one does, until its own rounds were timed.
+        Until a class has timed rounds of its own, it starts from the nearest class's times.
         """
         shared, class_, known = self.shared, (count - 1).bit_length(), self._times
         self._most = max(self._most, count)
@@ -418,7 +421,7 @@ class JointCostOptimal:
         shared._allowance.part = count / self._most
 
     def _worth(self, texts: "Sequence[CostOptimalText]") -> "set[CostOptimalText]":
-        """The texts with which drafting goes on."""
+        """The texts for which drafting goes on."""
         shared, count = self.shared, len(self._round)
         if count == 1:
             (text,) = texts
@@ -433,15 +436,15 @@ class JointCostOptimal:
         return set(ordered[:size])
 
     def _share(self, texts: int, count: int) -> float:
-        """What a draft pass over some texts takes, as a share of one over all."""
+        """The time of a draft pass over some texts, as a share of one over all texts."""
         if texts == count or not self._pass.known:
             return 1.0
         return self._pass.at(texts) / (self._pass.at(count) or 1.0)
 
     def _learn(self, ended: "Sequence[Ended]", *, late: bool) -> None:
-        """Learn from a round of the batch: in the mean over its texts, but for times, which are those of all.
+        """Learn from a round of the batch: from the mean over its texts, but from the total times.
 
-        Where a draft began after others, how many texts had a pass is not known.
+        Where a draft began after others, the number of texts in each pass is not known.
         """
         shared, texts, rounds = self.shared, len(ended), [each.round for each in ended]
         total, passes = sum(len(round_.steps) for round_ in rounds), max(len(round_.steps) for round_ in rounds)
@@ -455,14 +458,14 @@ class JointCostOptimal:
         shared._allowance.book(steps, total / texts, sum(map(expected_accepted, rounds)) / texts, unread)
 
     def _pass_over(self, rounds: "Sequence[Round]") -> None:
-        """A round with drafts of which only the balance is noted."""
+        """Only book the savings of a round with drafts."""
         shared, texts = self.shared, len(rounds)
         width = sum(len(round_.steps) for round_ in rounds) / texts
         shared._allowance.pass_over(self._steps(rounds), width, sum(map(expected_accepted, rounds)) / texts)
         shared._times.pass_over(drafted=True)
 
     def _steps(self, rounds: "Sequence[Round]") -> float:
-        """What the draft passes of a round take, in passes over all its texts."""
+        """The time of a round's draft passes, in passes over all its texts."""
         lengths = [len(round_.steps) for round_ in rounds]
         if len(lengths) == 1:
             return lengths[0]
@@ -470,11 +473,12 @@ class JointCostOptimal:
         return sum(self._share(each, len(lengths)) for each in taking_part)
 
     def _learn_times(self, ended: "Sequence[Ended]", steps: float, unread: int) -> bool:
-        """Learn what a round takes that from its number of draft steps; whether it could.
+        """Learn a round's times from its number of draft steps; returns whether that was possible.
 
-        A text's first round reads the prompt too, and with it all others wait. So such rounds are left out while there
-        are others. Where texts begin all the time, times are learned from the shares of the texts that went on. Shares
-        are by tokens, and so too small where a pass reads a prompt's tokens for the time of few.
+        A text's first round also reads the prompt, and all other texts wait for it. So such rounds are skipped while
+        there are others. Where texts begin all the time, times are learned from the shares of the continuing texts.
+        Shares are proportional to tokens, so they are too small where a pass reads a prompt's many tokens almost for
+        free.
         """
         on = [each for each in ended if not each.begins]
         self._begun = 0 if len(on) == len(ended) else self._begun + 1
@@ -486,7 +490,7 @@ class JointCostOptimal:
             len(ended) / count * sum(phase)
             for phase in zip(*((each.draft_seconds, each.verify_seconds) for each in rounds), strict=True)
         )
-        if not verifying or (steps and not width):  # none but those that begin has drafted
+        if not verifying or (steps and not width):  # only new texts have drafted
             return False
         shared._times.learn_phases(steps, width, drafting, verifying, sum(each.emitted for each in on) / count, unread)
         for round_ in rounds:
@@ -496,10 +500,10 @@ class JointCostOptimal:
 
 
 class JointRest:
-    """Rounds in which no text drafts or asks: all texts begin and end such a rest together.
+    """Rounds in which no text drafts or asks; all texts start and end such a rest together.
 
     Args:
-        allowance: knows how many these rounds are, and counts each once.
+        allowance: knows the number of these rounds, and counts each once.
     """
 
     def __init__(self, allowance: DraftAllowance) -> None:
@@ -513,11 +517,11 @@ class JointRest:
         return bool(self._resting)
 
     def offer(self, texts: "Iterable[CostOptimalText]") -> None:
-        """These texts, about which something was decided, may rest after the round that begins, and no others."""
+        """After the round that begins, only these texts may rest: those with a decision."""
         self._may = {*texts}
 
     def begin(self, text: "CostOptimalText") -> int:
-        """For how many rounds a text rests from now on; 0 where it may not."""
+        """How many rounds a text rests from now on; 0 where it may not."""
         if text not in self._may:
             return 0
         self._may.remove(text)
@@ -527,7 +531,9 @@ class JointRest:
         return self._allowance.asleep
 
     def end(self, text: "CostOptimalText", rounds: int) -> None:
-        """This many rounds of a text's rest are over: all of them, as are the others', or its text has ended."""
+        """This many rounds of a text's rest are over: the whole rest, as for the others, or fewer if its text has
+        ended.
+        """
         if text not in self._resting:
             return
         self._resting.remove(text)
@@ -538,26 +544,26 @@ class JointRest:
             self._resting.clear()
 
     def leave(self, text: "CostOptimalText") -> None:
-        """Another text begins in its place."""
+        """Another text starts in this text's place."""
         self._may.discard(text)
         self._resting.discard(text)
 
 
 class Ended(NamedTuple):
-    """A round of one text."""
+    """A finished round of one text."""
 
-    round: Round  # that ended
-    emitted: int  # tokens that it added
-    unread: int  # tokens of the text that its draft had to read first
-    begins: bool  # whether it was its text's first
+    round: Round  # the round
+    emitted: int  # number of tokens that it added
+    unread: int  # number of tokens of the text that its draft had to read first
+    begins: bool  # whether it was its text's first round
 
 
 class CostOptimalText:
     """The `StoppingPolicy` of one text of a batch.
 
     Attributes:
-        joint: decides for all texts.
-        own: a policy with the text's own state, which shares all that is learned.
+        joint: the object that decides for all texts.
+        own: a policy with the text's own state and shared estimates.
         drafted: tokens of the draft so far.
         gain: the probability that the next token and all before it are accepted.
         unread: tokens of the text that the next draft has to read first.
@@ -582,14 +588,14 @@ class CostOptimalText:
         return self.joint.shared.current_threshold
 
     def forget(self) -> None:
-        """Forget the text, and a limit that was asked for: the next text's prompt comes first, and then `reset`."""
+        """Forget the text, and the limit if it was requested: the next text's prompt comes first, and then `reset`."""
         self._limit: int | None = None
         self.joint._due.discard(self)
         self.joint.rest.leave(self)
         self.reset()
 
     def reset(self) -> None:
-        # A limit that was asked for with the prompt holds for the first round.
+        # A limit requested with the prompt is valid for the first round.
         self.own._last_token, self.own._read, self._begins = None, TextRead(), True
         self.drafted, self.gain, self.unread = 0, 0.0, 0
 
@@ -618,10 +624,10 @@ class CostOptimalText:
     def rests(self) -> int:
         rounds = self.joint.rest.begin(self)
         if rounds:
-            self._limit = 0  # so it does not ask
+            self._limit = 0  # so that it does not ask
         return rounds
 
     def rested(self, rounds: int) -> None:
         self._limit = None
-        self.own._last_token, self.unread = None, self.unread + rounds  # each of them added a token
+        self.own._last_token, self.unread = None, self.unread + rounds  # each round added one token
         self.joint.rest.end(self, rounds)

@@ -1,49 +1,49 @@
-"""What drafts may cost: what they have saved so far, and a small share of the time."""
+"""The budget for drafts: their savings so far, and a small share of the time."""
 
 from dataclasses import dataclass, field
 
 from specctl.policies.round_times import RoundTimes
 
-SHARE = 0.01  # Of the time, what may be lost by drafts for good
+SHARE = 0.01  # Share of the time that drafts may lose for good
 ALLOWANCE, ADVANCE = 1.9, 1.0
 """The balance of a new run, in passes: what its first drafts may lose; and how much of it are shares of rounds to come,
 which add nothing until it is made up for."""
-SCANTY = 0.5  # The balance up to which drafts have one token, where their beginning costs no more than that
-EVEN = 0.5  # What a draft of one token may lose where it is tried: as likely accepted as not, it saves as much
-MOST = 20.0  # The largest balance: a text that is of another kind than those before loses no more than that
+SCANTY = 0.5  # Up to this balance, drafts have one token, unless their fixed cost exceeds that of a token
+EVEN = 0.5  # What a one-token draft may lose as a trial: accepted half of the time, it saves as much
+MOST = 20.0  # The largest balance, and so the most that a text of a new kind can lose
 MOST_TOKENS = 1 << 10  # More than any draft has
 RISK = 1 / 3  # The part of the balance that one draft of more than two tokens may lose
-PROVEN = 5.0  # The balance from which on the draft reads a whole prompt without asking what that costs
+PROVEN = 5.0  # From this balance on, the draft reads a whole prompt whatever that costs
 IMPATIENCE, PATIENCE = 1.5, 4.0
 """By how much the waiting grows with each probe that failed, and how often 1 / SHARE times the loss it is at most."""
 
 
 @dataclass(slots=True)
 class DraftAccount:
-    """Keeps decoding with a draft about as fast as without one, whatever the draft.
+    """Keeps decoding with a draft about as fast as without one, however bad the draft.
 
-    What a round saved or lost is booked in target passes of a single token, the rounds of decoding without a draft: the
-    tokens that the draft brought, minus what it took, minus by how much the pass was longer. Every round adds SHARE of
-    a pass, and drafts are made while the balance covers what they lose if nothing of them is accepted. A new run has
-    the shares of its first ADVANCE / SHARE rounds from the beginning, when there is most to find out. So over T passes
-    drafts lose at most ALLOWANCE, or SHARE T + ALLOWANCE - ADVANCE if that is more, for whatever they lose beyond that
-    they have saved before. This is the constraint of conservative bandits (Wu et al. 2016, arXiv 1602.04282): at any
-    time the reward is at least 1 - SHARE times that of the default action, here the target alone.
+    Savings and losses are booked in target passes over a single token, the rounds of decoding without a draft. A round
+    saves its accepted draft tokens, minus the time of drafting, minus the additional time of the wider pass. Every
+    round adds SHARE of a pass. Drafts are made while the balance covers their loss if no token is accepted. A new run
+    starts with the shares of its first ADVANCE / SHARE rounds, since at the start there is most to find out. So over T
+    passes drafts lose at most ALLOWANCE, or SHARE T + ALLOWANCE - ADVANCE if that is more, beyond their earlier
+    savings. This is the constraint of conservative bandits (Wu et al. 2016, arXiv 1602.04282): at any time the reward
+    is at least 1 - SHARE times that of the default action, here the target alone.
 
-    A draft that is not expected to pay is a probe. Probes go on as long as they save, and after some that lost x passes
-    in all the next one comes after x / SHARE further rounds or more, up to PATIENCE times as many if several failed in
-    a row. So probes alone take at most SHARE of the time, and less where none has been of use for long.
+    A draft that is not expected to pay is a probe. Probes go on while they save. After probes that lost x passes in
+    total, the next one comes after x / SHARE rounds, or up to PATIENCE times as many if several failed in a row. So
+    probes alone take at most SHARE of the time, and less where none has helped for long.
     """
 
-    balance: float = ALLOWANCE  # in passes
+    balance: float = ALLOWANCE  # in target passes
     _owed: float = ADVANCE
-    _found: float = 0.0  # what the probes since the last waiting saved
+    _found: float = 0.0  # savings of the probes since the last wait
     _wait: float = 0.0  # rounds until the next probe
     _patience: float = 1.0
 
     @property
     def probes(self) -> bool:
-        """Whether a draft may be made that is not expected to pay."""
+        """Whether a draft that is not expected to pay may be made."""
         return self._wait <= 0
 
     @property
@@ -54,10 +54,10 @@ class DraftAccount:
         """The longest draft that the balance covers, in tokens; 0 for none.
 
         Args:
-            entry: what a draft may lose whatever its length, in passes.
-            step: what each token may lose besides.
+            entry: the fixed loss of a draft, in passes.
+            step: the additional loss for each token.
         """
-        # A token alone hardly makes up for a beginning that costs more.
+        # One token rarely makes up for a fixed cost above its own.
         least = 1 if entry <= step or entry + step <= EVEN else 2
         if self.balance < entry + least * step:
             return 0
@@ -67,12 +67,12 @@ class DraftAccount:
         return MOST_TOKENS if spare > step * MOST_TOKENS else max(2, int(spare / step))
 
     def book(self, gain: float, *, probe: bool, rounds: float = 1) -> None:
-        """A round is over, or several without a draft.
+        """Book a round, or several rounds without a draft.
 
         Args:
-            gain: what its draft saved, or below 0 lost; 0 without one.
-            probe: whether it was a draft that was not expected to pay.
-            rounds: how many.
+            gain: what the draft saved; negative for a loss, 0 without a draft.
+            probe: whether the draft was not expected to pay.
+            rounds: the number of rounds.
         """
         share = SHARE * rounds
         if self._owed:
@@ -110,25 +110,25 @@ pass of the target runs from cold caches, and takes three times as long as elsew
 FIRST_LENGTH, FIRST_DRAFTS = 2, 2
 """Tokens of a run's first FIRST_DRAFTS drafts at most: one of four that is rejected takes most of what a run may lose,
 and what the draft is worth is not found out any more."""
-UNLIKELY = 0.5  # A first draft that is expected to bring fewer tokens brought nothing
+UNLIKELY = 0.5  # Below this expected number of accepted tokens, a first draft counts as a failure
 
 
 def trust_after(idle: int) -> float:
-    """How much the price of a draft is believed after this many rounds without one, from 1 down to 0."""
+    """The trust in the price of a draft after this many rounds without one, falling from 1 to 0."""
     return float(0.5 ** (idle / DOUBTED))
 
 
 @dataclass(slots=True)
 class DraftAllowance:
-    """Books what drafts save in a `DraftAccount`, by the prices of `RoundTimes`, and limits the next one."""
+    """Books the savings of drafts in a `DraftAccount`, at the prices of `RoundTimes`, and limits the next draft."""
 
-    times: RoundTimes  # what rounds take
+    times: RoundTimes  # the times of rounds
     account: DraftAccount  # pays for drafts
     probing: bool = True  # whether the next draft is not expected to pay
-    idle: int = 0  # rounds without a draft so far, since the last one
-    asleep: int = 0  # how many rounds from now on need not be looked at if they go without a draft, too
-    part: float = 1.0  # of the texts for which the account is kept, how many a round has
-    passed: int = 0  # rounds with drafts that were passed over since the last one that was booked
+    idle: int = 0  # rounds since the last draft
+    asleep: int = 0  # how many coming rounds without a draft may be skipped
+    part: float = 1.0  # this account's share of the texts in a round
+    passed: int = 0  # rounds with drafts passed over since the last booked one
     _passed_gain: float = 0.0
     _skipped: int = 0
     _resting: int = 0
@@ -139,33 +139,34 @@ class DraftAllowance:
     _unbooked: tuple[float, float, float] | None = field(default=None)
 
     def doze(self, rounds: int = 1) -> None:
-        """Rounds went by that were not looked at."""
+        """Count rounds that were not looked at."""
         self.asleep -= rounds
         self.idle += rounds
         self._skipped += rounds
 
     @property
     def every(self) -> int:
-        """Learn from one drafted round in every N: N is above 1 where drafts are expected to pay and have saved enough
-        that a few of them may go wrong unseen."""
+        """N, to learn from one drafted round in N. N is above 1 where drafts are expected to pay and have saved enough
+        that a few may fail unnoticed.
+        """
         routine = self.account.proven and not (self.probing or self.idle or self._resting)
         return EVERY if routine and self.times.timed >= SETTLED else 1
 
     def pass_over(self, drafted: float, width: float, accepted: float) -> None:
-        """Note what a draft saved whose round nothing else is learned from; as `book`.
+        """Note the savings of a draft in a round that is not learned from otherwise; as `book`.
 
-        Each by itself: a long draft that is rejected as a whole loses more than several others save.
+        Each round counts by itself, since a long draft that is fully rejected loses more than several others save.
         """
         self.passed += 1
         self._passed_gain += self._gained(drafted, width, accepted)
 
     def book(self, drafted: float, width: float, accepted: float, unread: int) -> None:
-        """Book what a round's draft saved, and what those before it did that were passed over.
+        """Book the savings of a round's draft, and of the rounds passed over before it.
 
         Args:
-            drafted: its tokens, 0 for none.
-            width: of `RoundTimes`.
-            accepted: how many of them were, in expectation over the verdict where that is known.
+            drafted: its number of tokens, 0 for none.
+            width: see `RoundTimes`.
+            accepted: the number of accepted tokens, in expectation over the verdict where that is known.
             unread: tokens of the text that the draft had to read first.
         """
         passed, self.passed = self.passed, 0
@@ -186,7 +187,7 @@ class DraftAllowance:
         self._unseen += 1 + passed
         if not self.times.knows_target and (accepted < UNLIKELY or self.times.widening):
             self._resting = RESTING
-            self._unbooked = drafted, width, accepted  # what it lost is known when the target's time is
+            self._unbooked = drafted, width, accepted  # its loss is known once the target's time is
             return
         if self.times.several:
             rests = self._unseen >= self._rest_after and self._gain < SMALL_OF_SEVERAL
@@ -199,15 +200,15 @@ class DraftAllowance:
         self.account.book(self.part * (gain - reading), probe=self.probing, rounds=self.part)
 
     def _gained(self, drafted: float, width: float, accepted: float) -> float:
-        """Passes that a draft saved."""
+        """The passes that a draft saved."""
         return accepted - self.times.lost(drafted, width)
 
     def longest(self, pays: bool, unread: int) -> int:
         """The longest next draft that the account covers, in tokens; 0 for none.
 
         Args:
-            pays: whether it is expected to.
-            unread: tokens of the text that it has to read first.
+            pays: whether the draft is expected to pay.
+            unread: the number of tokens of the text that the draft has to read first.
         """
         times, account = self.times, self.account
         self.probing = not pays

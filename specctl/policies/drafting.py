@@ -1,4 +1,4 @@
-"""The drafting phase: a policy decides after each draft token, or after each inner round, whether to stop."""
+"""The drafting phase: after each draft token, or each inner round, a policy decides whether to stop."""
 
 from collections.abc import Callable, Set
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from specctl.records import DraftStep, Round, StopReason
 
 
 def longest_draft(policy: StoppingPolicy, budget: int, longest: int | None = None) -> int:
-    """The most tokens that the coming `draft_phase` may draw; its arguments."""
+    """The most tokens that the coming `draft_phase` may draw; for the arguments see there."""
     return min(_limit(policy, longest), budget)
 
 
@@ -32,7 +32,7 @@ def draft_phase(
         budget: the most tokens that may be drafted.
         eos: ids that end the sequence.
         draft_token: returns the draft token at a position of the round; called once per position, in order from 1.
-        longest: the most tokens that the draft can write in a round; None for any number.
+        longest: the most tokens that the draft can write in a round; None for no limit.
 
     Returns:
         The tokens to verify, and why drafting stopped.
@@ -43,7 +43,7 @@ def draft_phase(
         step = draft_token(index)
         stops = policy.should_stop(step)
         if stops and not policy.keep_trigger:
-            # Even an end-of-sequence token is dropped: keeping only this token would make it more probable.
+            # Even an end-of-sequence token is dropped: keeping it, and only it, would make it more probable.
             return steps, StopReason.POLICY
         steps.append(step)
         if step.token in eos:
@@ -70,7 +70,7 @@ def collect_phase(
         budget: the most tokens that the block may hold.
         eos: ids that end the sequence.
         pre_verify: runs one inner round and returns it with the tokens that it adds, at least one. Its arguments are
-            the index of the round, from 0; the position in the block of the round's first token, from 1; and the most
+            the index of the round, from 0; the position of the round's first token in the block, from 1; and the most
             tokens that the faster draft may draft.
 
     Returns:
@@ -82,7 +82,7 @@ def collect_phase(
     steps: list[DraftStep] = []
     inner: list[Round] = []
     while len(steps) < limit:
-        # One position is kept free for the token that the verifying draft adds itself.
+        # One position is reserved for the token that the verifying draft adds itself.
         round_, added = pre_verify(len(inner), len(steps) + 1, limit - len(steps) - 1)
         inner.append(round_)
         steps.extend(added)
@@ -99,28 +99,28 @@ def collect_phase(
 
 @dataclass(slots=True)
 class TextRead:
-    """How much of a text a draft has read, as its rounds show: it reads nothing before it is wanted.
+    """How much of a text a draft has read, as its rounds show. A draft reads nothing before it is wanted.
 
-    It has read the prompt if it drafts in a text's first round. In a round without a draft it reads nothing, so that
-    the next draft begins by reading what it missed.
+    A draft that drafts in a text's first round has read the prompt. In a round without a draft it reads nothing, so the
+    next draft begins by reading the missed tokens.
     """
 
     _read: int | None = None
 
     def missing(self, context: int) -> int:
-        """How many tokens a draft reads, besides those of the round before, if it drafts after ``context`` tokens."""
+        """How many tokens, besides those of the last round, a draft reads if it drafts after ``context`` tokens."""
         return 0 if self._read is None else max(0, context - self._read)
 
     def round(self, context: int, drafted: bool, emitted: int) -> int:
-        """Take down a round.
+        """Record a round.
 
         Args:
-            context: tokens of the text before it, the prompt's included.
+            context: the number of tokens before the round, prompt included.
             drafted: whether anything was drafted.
             emitted: how many tokens it added to the text.
 
         Returns:
-            What was `missing` and was read, 0 without a draft.
+            The `missing` tokens that were read; 0 without a draft.
         """
         if self._read is None:
             self._read = context if drafted else 0
@@ -131,13 +131,13 @@ class TextRead:
         return missing
 
     def replayed(self, context: int, own: int, accepted: int, *, wanted: bool) -> int:
-        """`round` of a draft that may be in a chain: others' tokens after its own, or in their place, it has not read.
+        """`round` for a draft that may be in a chain; it has not read the other source's tokens.
 
         Args:
             context: see `round`.
-            own: how many tokens it drafted itself.
-            accepted: how many tokens were, others' included.
-            wanted: whether it would have drafted: then it has read the prompt, even if the first round was a copy.
+            own: the number of tokens that it drafted itself.
+            accepted: the number of accepted tokens, including the other source's.
+            wanted: whether it would have drafted. If so it has read the prompt, even if the first round was a copy.
         """
         if self._read is None and wanted:
             self._read = context
