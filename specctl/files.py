@@ -1,4 +1,4 @@
-"""Files of JSON lines: what they hold, how a record becomes a line, and how lines become records again.
+"""Files of JSON lines: their contents, and conversion between records and lines.
 
 A line ends at a line feed and at no other character, and is flushed as it is written. Text after the last line feed
 was left by an interrupted write: readers ignore it, and `OutputFile.begin` cuts it off before a run continues the file.
@@ -24,7 +24,7 @@ SCHEMA_VERSION = 1  # ``schema_version`` of the first line, unless a format has 
 
 
 class Content(StrEnum):
-    """What a file of JSON lines can hold, worded for messages."""
+    """The contents of a file of JSON lines, worded for messages."""
 
     RESULTS = "results of specctl bench"
     LOAD = "requests of specctl bench --url"
@@ -49,7 +49,7 @@ _KEYS = (
 
 
 def content_of(path: Path) -> Content | None:
-    """What a file holds, by its first line; None for a file without a whole line. Raises UsageError if unreadable."""
+    """A file's contents by its first line; None for a file without a complete line. Raises UsageError if unreadable."""
     first = next(lines_of(path), None)
     return None if first is None else _content(first[1])
 
@@ -64,7 +64,9 @@ def _content(line: bytes) -> Content:
 
 
 def write_line(stream: Sink, value: Mapping[str, Any]) -> None:
-    """Write one object as one line and flush, so that readers see it at once. A terminal gets more of it escaped."""
+    """Write one object as one line and flush, so that readers see it at once. On a terminal more characters are
+    escaped.
+    """
     line = json.dumps(value, ensure_ascii=False)
     try:
         line.encode()
@@ -90,7 +92,7 @@ def lines_of(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def parse_line(adapter: TypeAdapter[T], path: Path, number: int, line: bytes, hint: str = "") -> T:
-    """The record that a line holds.
+    """Parse a line into a record.
 
     Args:
         adapter: for the record's type.
@@ -112,7 +114,7 @@ def parse_line(adapter: TypeAdapter[T], path: Path, number: int, line: bytes, hi
         raise UsageError(f"{path}:{number}: {where}{': ' if where else ''}{first['msg']}", hint) from None
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path}:{number}: the line is not JSON ({error})", hint) from None
-    except (TypeError, LookupError, AttributeError) as error:  # a validator of our own met something else
+    except (TypeError, LookupError, AttributeError) as error:  # one of our own validators failed
         raise UsageError(f"{path}:{number}: a value is missing or of another type ({error})", hint) from None
 
 
@@ -122,7 +124,7 @@ class LineFormat(Generic[T]):
     Fields at their default are not written, and unknown keys are ignored when read.
 
     Args:
-        content: what such a file holds.
+        content: the contents of such a file.
         header: the dataclass of the first line.
         kinds: the dataclass of each other kind of line, alone or annotated with a validator of pydantic.
         version: ``schema_version`` of the header.

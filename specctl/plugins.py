@@ -1,7 +1,7 @@
 """Stopping policies and drafters that other distributions register by entry points.
 
 The entry points are ``[project.entry-points."specctl.policies"]`` and ``[project.entry-points."specctl.drafters"]``.
-They are loaded when a name is needed that does not ship with the program, or when all names are.
+They are loaded when a name is looked up that does not ship with the program, or when all names are listed.
 """
 
 import re
@@ -19,14 +19,14 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9+._-]*", re.I)
 
 
 class Registry(MutableMapping[str, Item], Generic[Item]):
-    """Items by name: those that ship with the program, then those that are registered in this environment.
+    """Items by name: those shipped with the program, then those registered in this environment.
 
     Args:
         what: the kind of item, for messages.
-        own: items that ship; no other may have their names.
+        own: shipped items, whose names are reserved.
         group: the entry points of the others.
         check: makes an item of a loaded object, or raises ValueError with what is wrong.
-        unlisted: items that are found by name, but not listed.
+        unlisted: items found by name but not listed.
     """
 
     def __init__(
@@ -68,19 +68,19 @@ class Registry(MutableMapping[str, Item], Generic[Item]):
 
     @property
     def broken(self) -> Mapping[str, str]:
-        """By the name of each item that cannot be used, the reason as a sentence without its full stop."""
+        """The reason for each unusable item, by name: a sentence without its full stop."""
         self._registered()
         return self._broken
 
     def origin(self, name: str) -> str | None:
-        """The distribution of a registered name, with its version; None for what ships with the program."""
+        """The distribution of a registered name, with its version; None for shipped items."""
         if name in self._own or name in self._unlisted:
             return None
         self._registered()
         return self._origins.get(name)
 
     def refresh(self) -> None:
-        """Look again when a name is next needed, for distributions that were installed meanwhile."""
+        """Reload at the next lookup, to find distributions installed meanwhile."""
         self._added, self._broken, self._origins, self._looked = {}, {}, {}, False
 
     def _registered(self) -> Mapping[str, Item]:
@@ -102,7 +102,7 @@ class Registry(MutableMapping[str, Item], Generic[Item]):
             if (first := self._origins.get(name)) is not None:
                 raise ValueError(f"{first} has one of this name")
             self._added[name] = self._check(entry.load())
-        except (Exception, SystemExit) as error:  # the code of others may raise anything
+        except (Exception, SystemExit) as error:  # foreign code may raise anything
             what = str(error) if type(error) is ValueError else f"{type(error).__name__}: {reason(error)}"
             self._broken[name] = f"the {self._what} {name} of {origin} cannot be used: {what.rstrip('.')}"
         else:

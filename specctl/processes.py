@@ -1,4 +1,4 @@
-"""This process among others: signals, children, limits, and the cores that it may use. No torch here."""
+"""Signals, child processes, limits and usable cores. This module does not import torch."""
 
 import errno
 import os
@@ -29,10 +29,10 @@ def allowed_cpus() -> frozenset[int]:
 
 
 def usable_cores(topology: Path = TOPOLOGY, quota: Path = QUOTA) -> int:
-    """How many cores this process can keep busy: physical ones that it may run on, as far as its quota reaches.
+    """The number of cores this process can keep busy: its allowed physical cores, limited by its quota.
 
     Args:
-        topology: says which logical processors are one core; without it, each counts.
+        topology: maps logical processors to cores; without it, each counts as a core.
         quota: the process's share of the machine, as Linux writes it for a control group: microseconds of processor
             time in each period, then the period.
     """
@@ -59,15 +59,15 @@ def _siblings(topology: Path, cpu: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CoreTime:
-    """What the processors that this process may use had done at one moment, all in seconds."""
+    """Processor times at one moment, of the processors that this process may use, in seconds."""
 
     at: float  # the moment, on a clock of no particular start
-    busy: float  # processor time that anyone spent, on all of them together
-    own: float  # processor time that this process spent
+    busy: float  # processor time of all processes, summed over these processors
+    own: float  # processor time of this process
 
     @classmethod
     def now(cls, stat: Path = STAT) -> "CoreTime | None":
-        """This moment; None where the system does not say."""
+        """The times now; None if the system does not report them."""
         try:
             lines = stat.read_text(encoding="ascii").splitlines()
         except OSError:
@@ -76,7 +76,7 @@ class CoreTime:
         return cls(perf_counter(), busy_seconds(lines, allowed_cpus()), spent.user + spent.system)
 
     def others_until(self, later: "CoreTime") -> float | None:
-        """How many cores other processes kept busy in between; None if too little time passed."""
+        """The number of cores that other processes kept busy until ``later``; None if too little time passed."""
         elapsed = later.at - self.at
         if elapsed < 0.2:  # clock ticks are 10 ms
             return None
@@ -84,7 +84,7 @@ class CoreTime:
 
 
 def busy_seconds(lines: list[str], cpus: Set[int]) -> float:
-    """Time that some processors were busy since the machine started, from the lines of /proc/stat."""
+    """Busy time of some processors since boot, from the lines of /proc/stat."""
     ticks = 0
     for columns in map(str.split, lines):
         if columns and columns[0][:3] == "cpu" and columns[0][3:].isdecimal() and int(columns[0][3:]) in cpus:
@@ -93,9 +93,9 @@ def busy_seconds(lines: list[str], cpus: Set[int]) -> float:
 
 
 class Arrivals:
-    """Reports every signal that Python handles, from its own thread, whatever the main thread does.
+    """Reports every signal that Python handles from a separate thread, even while the main thread is blocked.
 
-    Outside of the main thread, and where something else listens already, it does nothing.
+    It does nothing outside the main thread, or if another wakeup descriptor is set.
 
     Args:
         report: called with a signal's number, in that thread.
@@ -117,10 +117,10 @@ class Arrivals:
         threading.Thread(target=_listen, args=(ear, report), name="signals", daemon=True).start()
 
     def close(self) -> None:
-        """Report no more. Outside of the main thread this does nothing: only there can it be changed."""
+        """Stop reporting. Outside the main thread this does nothing, because only the main thread can change it."""
         if self._ear is not None and threading.current_thread() is threading.main_thread():
             current = signal.set_wakeup_fd(-1)
-            if current != self._mouth:  # something else listens since
+            if current != self._mouth:  # another wakeup descriptor was set since
                 signal.set_wakeup_fd(current, warn_on_full_buffer=False)
             os.close(self._mouth)
             self._ear = None
@@ -136,17 +136,17 @@ def _listen(ear: int, report: Callable[[int], None]) -> None:
 def child_command(module: str) -> list[str]:
     """The command of a child process that runs a module's ``main``; further words are its arguments.
 
-    The child imports from where this process does, whatever its own first folder is.
+    The child gets this process's ``sys.path``.
     """
     paths = [os.path.abspath(path) for path in sys.path]
     return [sys.executable, "-c", f"import sys; sys.path[:] = {paths!r}; from {module} import main; main()"]
 
 
 class Interrupt:
-    """Handles Ctrl-C as Python does, and remembers the calls that were under way.
+    """Handles Ctrl-C as Python does, and remembers the calls that were running.
 
-    Native code may drop a KeyboardInterrupt of a function that it calls and raise another error in its place: torch
-    does so where it asks an object for its first item.
+    Native code may replace a KeyboardInterrupt raised in a callback by another error: torch does so when it reads an
+    object's first item.
     """
 
     def __init__(self) -> None:
@@ -160,7 +160,7 @@ class Interrupt:
         raise KeyboardInterrupt
 
     def became(self, error: BaseException) -> bool:
-        """Whether an error, or one that it arose from, came out of a call that was under way at the last Ctrl-C."""
+        """Whether an error or one of its causes came from a call that was running at the last Ctrl-C."""
         cause: BaseException | None = error
         while cause is not None:
             at = cause.__traceback__
@@ -177,9 +177,9 @@ interrupt = Interrupt()
 
 @contextmanager
 def interruptible() -> Iterator[Callable[[], bool]]:
-    """Note a first Ctrl-C while the block runs, and raise KeyboardInterrupt at a second one only.
+    """Only note the first Ctrl-C while the block runs; a second one raises KeyboardInterrupt.
 
-    Yields a function that says whether there was one.
+    Yields a function that returns whether there was one.
     """
     pressed = False
 
@@ -197,7 +197,7 @@ def interruptible() -> Iterator[Callable[[], bool]]:
 
 
 def exceeded(error: BaseException) -> tuple[str, str] | None:
-    """The limit that an exception is about, and how to raise it; None for other exceptions."""
+    """The system limit that caused an exception, and how to raise it; None for other exceptions."""
     if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
         return (
             "too many files are open: this process may open no more",

@@ -52,21 +52,20 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 NOT_FOUND = "not found"
-CACHE_TOKENS = 4096  # Length of the KV cache for which there should be room next to the weights
-MOSTLY = 0.5  # The share of quantised weights below which the report says that most weights stay as they are
+CACHE_TOKENS = 4096  # Tokens of the KV cache for which memory should suffice besides the weights
+MOSTLY = 0.5  # Below this share of quantised weights, the report says that most weights stay unquantised
 
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
     """What a draft with another tokenizer shares with its target."""
 
-    shared: int  # the number of the target's tokens that it has
+    shared: int  # the number of the target's tokens in its vocabulary
     whole: int  # the number of the target's tokens
     # the share of shared ones among the target's tokens of the shipped prompts; an upper bound of the acceptance rate
     # where the draft writes shared tokens
     used: float
-    # the share of these tokens that come out the same if the draft writes the prompts as text; an upper bound where it
-    # writes text
+    # the share of these tokens reproduced if the draft writes the prompts as text; an upper bound if it writes text
     agreed: float
     writes_text: bool  # whether it writes text
 
@@ -109,14 +108,14 @@ class ModelFacts:
     # ``trained_on`` is the model that its files name
     draft_head: str | None = None
     reads_layers: list[int] = field(default_factory=list)
-    # the number of tokens that a draft can write where those are not all; ``covered`` is their share of the tokens that
-    # were counted, ``covers`` the share expected of other texts
+    # the number of tokens a draft can write, if limited; ``covered`` is their share of the counted tokens, ``covers``
+    # the expected share of other texts
     draft_tokens: int | None = None
     covered: float | None = None
     covers: float | None = None
-    output_share: float = 0.0  # the output layer's share of the weights that a pass reads
+    output_share: float = 0.0  # the output layer's share of the weights read in a pass
     trained_on: str | None = None
-    without_files: bool = False  # whether it copies from the text or is registered by another distribution
+    without_files: bool = False  # whether it is a lookup or registered by another distribution
     overlap: Overlap | None = None  # of a draft with another tokenizer than the target's
     # whether a target is known to compute the same for a text whatever passes it is read in
     checked: bool | None = None
@@ -134,14 +133,14 @@ class Problem:
     # message, hint: those of the error
     message: str
     hint: str
-    absent: bool = False  # whether files are not here and cannot be fetched now
+    absent: bool = False  # whether files are missing and cannot be downloaded now
 
 
 @dataclass(slots=True)
 class Diagnosis:
-    """The whole report; with ``problems`` the models cannot run, with ``advice`` they can.
+    """The whole report. Models with ``problems`` cannot run; ``advice`` does not prevent a run.
 
-    ``here`` is whether ``devices`` are this machine's.
+    ``here`` says whether ``devices`` are this machine's.
     """
 
     versions: dict[str, str]
@@ -158,11 +157,11 @@ class Diagnosis:
 
     @property
     def placed(self) -> bool:
-        """Whether every model has a place, though its weights or its tokenizer may be missing."""
+        """Whether every model has a placement; its weights or tokenizer may still be missing."""
         return all(one.without_files or one.draft_head is not None or one.dtype is not None for one in self.models)
 
     def add(self, where: str, error: SpecctlError, *, absent: bool = False) -> None:
-        """Add an error to the problems, unless the same is there."""
+        """Add an error to the problems, unless it is there already."""
         problem = Problem(where, error.message, error.hint, absent or isinstance(error, AbsentError))
         if problem not in self.problems:
             self.problems.append(problem)
@@ -173,8 +172,8 @@ def diagnose(profile: Profile, *, tries: bool = False, machine: Sequence[DeviceM
 
     Args:
         profile: names the models.
-        tries: whether to load a target of an unknown family whose weights are here and which was not checked before,
-            to see whether it computes the same for a text whatever passes it is read in.
+        tries: whether to load a target of an unknown family and check that its results do not depend on how a text is
+            split into passes. Only done if its weights are here and no earlier check is stored.
         machine: the devices of another machine; None for this one.
     """
     report = Diagnosis(versions(), device_memory() if machine is None else [*machine], here=machine is None)
@@ -182,11 +181,11 @@ def diagnose(profile: Profile, *, tries: bool = False, machine: Sequence[DeviceM
 
 
 class _Examination:
-    """The work of `diagnose`: fills in a report, the lowest draft first, as models are loaded.
+    """The work of `diagnose`: fills in a report, the lowest draft first, in the order of loading.
 
     Args:
         profile: names the models.
-        report: with devices, and without models.
+        report: has devices and no models yet.
     """
 
     def __init__(self, profile: Profile, report: Diagnosis) -> None:
@@ -243,7 +242,7 @@ class _Examination:
         return report
 
     def _examine(self, role: str, upper: str | None) -> None:
-        """One model, which drafts for ``upper``."""
+        """Examine one model, which drafts for ``upper``."""
         table, facts = self.tables[role], self.facts[role]
         if table.is_lookup:
             facts.found = "copies from the text"
@@ -285,7 +284,7 @@ class _Examination:
         output = config.vocabulary * config.hidden_size
         facts.output_share = output / max(need.parameters - (0 if config.ties else output), output)
         facts.weights_by_dtype = _sizes(table, need, self.free)
-        if need.unread and not report.here:  # what fits is known without them
+        if need.unread and not report.here:  # the fit is known without them
             report.advice.append(f"{need.unread.message} Their size is known from its configuration.")
         elif need.unread:
             report.add(member.role, need.unread, absent=checkpoint.source == "hub")
@@ -305,7 +304,7 @@ class _Examination:
         self.free = after(self.free, placement)
 
     def _advise_on_memory(self, checkpoint: Checkpoint, need: Estimate, placement: Placement) -> None:
-        """Notes on a model that fits, but leaves little memory or is larger than one might think."""
+        """Add advice about a model that fits but leaves little memory, or is larger than expected."""
         advice, engine = self.report.advice, self.profile.engine
         if need.quantization is not None and (share := need.quantization.weights / need.parameters) < MOSTLY:
             advice.append(
@@ -330,7 +329,7 @@ class _Examination:
             advice.append(f"{checkpoint} leaves {gib(room)} free, but {takes}.")
 
     def _examine_head(self, member: PairMember, head: DraftHeadCheckpoint, upper: str, facts: ModelFacts) -> None:
-        """Build a draft head on its verifier's shapes; one on the hub is not downloaded."""
+        """Build a draft head next to its verifier's skeleton; heads on the hub are not downloaded."""
         from specctl.models.loading.draft_heads import needed
 
         member.inspected(self.free, self.profile.engine)
@@ -351,7 +350,7 @@ class _Examination:
         facts.reads_layers, facts.draft_tokens = list(network.layers), network.draft_vocabulary
         facts.vocabulary = model.config.get_text_config(decoder=True).vocab_size
         need = needed(network)
-        if table.dtype == "auto":  # it is loaded in its verifier's
+        if table.dtype == "auto":  # a head is loaded in its verifier's dtype
             weights = weighed(above, verifier, devices, self.profile.engine)
             dtype = dtype_on(verifier, weights, kind_of_device(verifier, devices))
             table = table.model_copy(update={"dtype": dtype})
@@ -361,15 +360,15 @@ class _Examination:
         facts.cache_per_1k_tokens = need.cache_bytes(placement.dtype, 1000)
 
     def _models(self) -> dict[str, Checkpoint]:
-        """By role the files of models that were found, without draft heads, the lowest draft first."""
+        """The files of the models found, by role, without draft heads, the lowest draft first."""
         found = ((one.role, one.checkpoint) for one in loading_order(self.members.values()) if one.head is None)
         return {role: checkpoint for role, checkpoint in found if checkpoint is not None}
 
     def _tokenizers(self) -> dict[str, Tokenizer]:
-        """By role the tokenizers that can be read; their ends of sequence are added to the facts."""
+        """The readable tokenizers by role; their end-of-sequence ids are added to the facts."""
         found: dict[str, Tokenizer] = {}
         files = self._models()
-        # A draft of few tokens counts them with the target's whole tokenizer.
+        # A draft with a limited vocabulary counts tokens with the target's whole tokenizer.
         few = any(isinstance(table, DraftTable) and table.tokens is not None for table in self.tables.values())
         one = None if few else one_tokenizer([*files.values()])
         for role in files:
@@ -412,9 +411,9 @@ class _Examination:
                 report.advice += filter(None, [large_draft(*sizes_of)])
 
     def _note_short_contexts(self) -> None:
-        """Where drafts stop drafting because their context ends before that of the model they draft for.
+        """Add advice where a draft's context ends before that of the model it drafts for.
 
-        A draft with another tokenizer goes on with the end of the text instead.
+        A draft with another tokenizer is left out: it continues with the end of the text.
         """
         target, *drafts = self.report.models
         lowest = self._models().get(self.report.models[-1].key)
@@ -433,7 +432,7 @@ class _Examination:
                 )
 
     def _examine_tokens(self, role: str, tokenizer: Tokenizer) -> None:
-        """Add to a draft's facts the tokens that it can write, where its table limits them."""
+        """Add the tokens that a draft can write to its facts, if its table limits them."""
         table, draft, target = self.tables[role], self.facts[role], self.report.models[0]
         if not isinstance(table, DraftTable) or table.tokens is None:
             return
@@ -456,7 +455,7 @@ class _Examination:
     def _examine_predictor(self, role: str, upper: str) -> None:
         """Check that a draft's head exists, has the draft's hidden size, and was trained on the draft's weights.
 
-        A bad head is only advice if the draft's policy does not read it; then its weights are not read here either.
+        If the draft's policy does not use the head, its faults are only advice and its weights are not read.
         """
         table = self.tables[role]
         if not isinstance(table, DraftTable) or table.head is None:
@@ -472,7 +471,7 @@ class _Examination:
             assert draft.checkpoint is not None, "it was located"
             if not needed:
                 head.require_weights()
-            elif draft.head is None:  # the width of a draft head's states is known once it is built
+            elif draft.head is None:  # a draft head's state width is known only once it is built
                 head.load(ModelConfig.read(draft.checkpoint, table.trust_remote_code).hidden_size)
             if draft.checkpoint.has_weights() and (reason := mismatch(head, draft.checkpoint)):
                 raise ModelError(f"{reason}.", "Train a head on this draft with `specctl train-head`.")
@@ -483,9 +482,9 @@ class _Examination:
                 self.report.add(f"{role}.head", error)
 
     def _check_target(self, *, tries: bool) -> None:
-        """Note whether the target is known to compute the same for a text whatever passes it is read in.
+        """Note whether the target's results are known not to depend on how a text is split into passes.
 
-        Where onnxruntime is to quantise it, its graph is made too, and where that cannot be used torch's form is
+        If onnxruntime quantises the target, its graph is made too; if the graph cannot be used, the torch model is
         checked.
 
         Raises:
@@ -519,7 +518,7 @@ class _Examination:
 
 
 def _sizes(table: ModelTable, need: Estimate, devices: Sequence[DeviceMemory]) -> dict[str, int]:
-    """Bytes of the weights by dtype; of weights that are or will be quantised, in that form only."""
+    """Bytes of the weights by dtype. Weights that are or will be quantised count in quantised form only."""
     if need.quantised:
         return {"as stored": need.stored_bytes}
     if need.quantization is not None:
@@ -533,7 +532,7 @@ def _ids(ids: int | list[int] | None) -> set[int]:
 
 
 def layer_places(model: "PreTrainedModel", placement: Placement) -> dict[str, int]:
-    """The number of layers on each device; for a model split within layers, the number that each device has a part of.
+    """The number of layers on each device; for a model split within layers, the layers with a part on the device.
 
     ``model`` is a `skeleton` in the dtype of its placement.
     """
@@ -563,7 +562,7 @@ def layer_places(model: "PreTrainedModel", placement: Placement) -> dict[str, in
 
 
 def _accelerates(model: "PreTrainedModel", layer: str, strategy: str, placement: Placement) -> dict[str, Any]:
-    """The map that accelerate makes for a strategy, as transformers asks it when the weights are loaded."""
+    """accelerate's device map for a strategy, computed as transformers does on loading."""
     import torch
     from accelerate import infer_auto_device_map  # type: ignore[import-untyped]
     from accelerate.utils import get_balanced_memory  # type: ignore[import-untyped]

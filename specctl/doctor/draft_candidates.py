@@ -1,4 +1,4 @@
-"""What could draft for a target, by configurations and the headers of weight files."""
+"""Candidates for a target's draft, found by configurations and headers of weight files."""
 
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
@@ -32,7 +32,7 @@ EMBEDDED = ("embedded:mid", "embedded:draft", "embedded:eagle3", "embedded:dspar
 
 
 def models_here(target: Checkpoint, folders: Sequence[Path]) -> Iterator[str]:
-    """Names of models and draft heads whose files are on this machine, by which commands find them.
+    """Names of the models and draft heads on this machine, as commands accept them.
 
     ``target`` is left out; for one that ships with the package, the others that ship are named. ``folders`` are
     searched before the hub's cache.
@@ -52,7 +52,7 @@ def models_here(target: Checkpoint, folders: Sequence[Path]) -> Iterator[str]:
 
 @contextmanager
 def files_here_only() -> Iterator[None]:
-    """Ask the hub nothing inside the block: its cache is used as it is."""
+    """Use only the hub's cache inside the block, without network requests."""
     from huggingface_hub import constants
 
     before = constants.HF_HUB_OFFLINE
@@ -65,7 +65,7 @@ def files_here_only() -> Iterator[None]:
 
 def _models_in(folder: Path, depth: int) -> Iterable[Path]:
     inside: list[Path] = []
-    with suppress(OSError):  # a folder that may not be read holds nothing for this user
+    with suppress(OSError):  # an unreadable folder counts as empty
         if (folder / "config.json").is_file():
             return (folder,)
         if depth:
@@ -74,7 +74,7 @@ def _models_in(folder: Path, depth: int) -> Iterable[Path]:
 
 
 def models_on_hub(target: Checkpoint) -> tuple[list[str], str | None]:
-    """Names of models that say on the hub that they were made from or for a target; and why there are none.
+    """Names of hub models whose cards say that they derive from a target; else the reason for none.
 
     Waits no longer than `PATIENCE`.
     """
@@ -94,7 +94,7 @@ def models_on_hub(target: Checkpoint) -> tuple[list[str], str | None]:
             with hushed_hub():
                 some = HfApi().list_models(filter=f"base_model:{target.name}", sort="downloads", limit=MOST)
                 found.extend(model.id for model in some)
-        except Exception as error:  # every obstacle has the same answer
+        except Exception as error:  # all failures are treated alike
             failed.append(type(error).__name__)
 
     asking = Thread(target=ask, daemon=True)
@@ -116,11 +116,11 @@ class DraftCandidate:
 
     model: str  # its name for ``--draft``
     kind: str  # what it is, in words
-    parameters: int | None  # of a model or head; None for a lookup, and where the files do not say
-    tokens: str  # how its tokenizer goes with the target's, in words
-    cost: float  # bytes that a step reads over those of a target pass, with `CACHED` tokens in the caches
-    pays_from: float | None  # the acceptance rate from which drafts save time at this cost; None if none is high enough
-    full: int  # the number of tokens that both can hold
+    parameters: int | None  # the number of weights; None for a lookup, and if unknown
+    tokens: str  # how its tokenizer relates to the target's, in words
+    cost: float  # bytes read in a draft step over those of a target pass, with `CACHED` tokens in the caches
+    pays_from: float | None  # the break-even acceptance rate at this cost; None if no rate is high enough
+    full: int  # the shorter of both contexts, in tokens
     pays_from_full: float | None  # `pays_from` with that number of tokens in the caches
     command: str  # what to run next
 
@@ -130,9 +130,9 @@ class DraftSearch:
     """What was found."""
 
     candidates: list[DraftCandidate]  # those with the target's tokenizer first, and among them those that pay earliest
-    left_out: dict[str, str]  # by name, why a model that is here is not a candidate
+    left_out: dict[str, str]  # by name, why a local model is not a candidate
     on_hub: list[str]  # names of models on the hub that may be candidates
-    hub: str | None  # why the hub names none; None if it does
+    hub: str | None  # why the hub named none; None if it did
     compare: list[str]  # commands that compare the first candidates that are models or heads; empty for fewer than two
 
 
@@ -207,7 +207,7 @@ class _Target:
 
     @property
     def output_bytes(self) -> int:
-        """Bytes of its output layer."""
+        """Bytes of the target's output layer."""
         return self.vocabulary * self.hidden * ITEM_BYTES[self.expected.dtype or "float32"]
 
     def candidate(
@@ -222,10 +222,10 @@ class _Target:
         *,
         blocks: bool = False,
     ) -> DraftCandidate:
-        """Price one. ``reads`` are the bytes of weights of a step, ``cache`` the bytes of its cache for each token.
+        """Price a candidate. ``reads`` are the weight bytes read in a step, ``cache`` its KV cache's bytes per token.
 
         ``context`` is the number of tokens that it holds, None for any number; ``blocks`` is whether a step writes a
-        whole draft. The others are `DraftCandidate`'s.
+        whole draft. For the other arguments see `DraftCandidate`.
         """
         own = self.expected
         full = min(own.context, context or own.context)
@@ -242,7 +242,7 @@ class _Target:
         return DraftCandidate(model, kind, parameters, tokens, cost, pays(CACHED), full, pays(full), command)
 
     def own_layers(self) -> DraftCandidate:
-        """The target's own MTP layer, which is about one of its layers and the output layer."""
+        """The target's own MTP layer; a step reads about one decoder layer and the output layer."""
         own = self.expected
         layer = max(0, own.reads[0] - self.output_bytes) // max(1, own.layers)
         cache = own.cache // max(1, own.layers)
@@ -250,7 +250,9 @@ class _Target:
         return self.candidate(IN_TARGET, kind, None, ITS, layer + self.output_bytes, cache, None)
 
     def judged(self, name: str) -> DraftCandidate | str:
-        """A candidate, or why a model is not one. Raises ModelError or ProfileError where it cannot be a draft."""
+        """Judge a model: a candidate, or the reason against it. Raises ModelError or ProfileError if it cannot be a
+        draft.
+        """
         table = DraftTable(model=name)
         files = locate(table, "draft")
         if (head := draft_head(files)) is not None:

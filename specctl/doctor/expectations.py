@@ -1,4 +1,4 @@
-"""What each model of a profile will need and read, computed without its weights."""
+"""Memory and bytes read per pass of each model of a profile, computed without its weights."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -30,19 +30,19 @@ _CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_ex
 
 @dataclass(frozen=True, slots=True)
 class WeightReads:
-    """The number of weights that a pass reads."""
+    """The number of weights read in a pass."""
 
-    numbers: int  # weights of the whole model
+    numbers: int  # all weights of the model
     tables: int  # weights of embeddings that are not the output layer; a pass reads one row for each token
-    experts: int  # weights of experts among which a router chooses
-    chosen: float  # the share of the experts that each token goes through; 1 where that is not known
+    experts: int  # weights of routed experts
+    chosen: float  # the share of the experts used by each token; 1 if unknown
     layers: int  # the number of decoder layers
 
     @classmethod
     def of(cls, model: "nn.Module", config: Any, output: "nn.Module | None") -> "WeightReads":
-        """Those of a model or draft head, perhaps a `skeleton`.
+        """Count the weights of a model or draft head, perhaps a `skeleton`.
 
-        ``config`` is its decoder's, None for a draft head; ``output`` makes its logits, if that is a module of its own.
+        ``config`` is its decoder's, None for a draft head; ``output`` is its output layer, if it is a separate module.
         """
         from torch import nn
 
@@ -59,9 +59,9 @@ class WeightReads:
         )
 
     def bytes(self, need: Estimate, dtype: str, width: int = 1) -> int:
-        """Bytes of the weights that a pass over ``width`` tokens reads; ``dtype`` is that of weights not quantised.
+        """Bytes of weights read in a pass over ``width`` tokens; ``dtype`` is that of unquantised weights.
 
-        Each token is assumed to choose its experts at random, so that wider passes read more of them.
+        Tokens are assumed to choose experts at random, so wider passes read more experts.
         """
         read = self.numbers - self.tables
         whole = need.weight_bytes(dtype) - self.tables * ITEM_BYTES[dtype]
@@ -69,28 +69,28 @@ class WeightReads:
         return round(whole * (1 - left_out / read)) if read else 0
 
 
-PROMPT = 2048  # Tokens of a prompt for which working room is counted
-WIDEST = 41  # Tokens of the widest pass: 40 drafted ones and the newest
+PROMPT = 2048  # Tokens of a prompt, for the estimate of working memory
+WIDEST = 41  # Tokens of the widest pass: 40 draft tokens and the newest one
 
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """What is expected of one model, draft head or lookup."""
+    """The expected sizes of one model, draft head or lookup."""
 
     key: str  # its key in the profile
-    dtype: str | None  # of its weights; None for a lookup, which has no weights
+    dtype: str | None  # dtype of its weights; None for a lookup
     devices: dict[str, int]  # bytes of the weights by device
-    context: int  # tokens that its cache is to hold: the target's context, or its own where that is shorter
+    context: int  # tokens of its full cache: the target's context, or its own if shorter
     # bytes that its passes need besides weights and cache, roughly: the states of `PROMPT` tokens in one layer, the
     # distributions of its widest pass, and `working_bytes`
     working: int
     cache: int  # bytes of its KV cache for one token; sliding windows are ignored
-    spare: float  # the factor by which its cache may be larger than the tokens that it holds
+    spare: float  # the factor by which its cache may be overallocated
     layers: int  # the number of its decoder layers
     reads: tuple[int, ...]  # bytes of weights that passes of 1, 2, ... tokens read; empty for a lookup.
     blocks: bool  # whether one pass drafts a whole block
     engine: str  # its name in reports
-    why: str  # the reason for that engine, in a few words
+    why: str  # the reason for its engine, in a few words
     longest: int | None = None  # the most tokens of a draft; None for any number
 
     @property
@@ -100,7 +100,7 @@ class Expectation:
 
 
 def expectations(profile: Profile, report: Diagnosis) -> list[Expectation]:
-    """What is expected of each model of a profile, the target first; of draft heads only once they are downloaded.
+    """Expectations of each model of a profile, the target first; of draft heads only once they are downloaded.
 
     ``report`` is the profile's diagnosis, without problems.
     """
@@ -126,7 +126,7 @@ def expectations(profile: Profile, report: Diagnosis) -> list[Expectation]:
 
 
 def weight_reads(checkpoint: Checkpoint) -> WeightReads:
-    """What a pass of a model reads, by its configuration."""
+    """The weights read in a model's pass, by its configuration."""
     model = skeleton(checkpoint)
     return WeightReads.of(model, model.config.get_text_config(decoder=True), _output(model))
 
@@ -196,7 +196,7 @@ def _expectation(
     layers: int,
     reads: tuple[int, ...],
 ) -> Expectation:
-    """What is expected of a model or head; ``config`` is its decoder's, or its verifier's decoder's."""
+    """The expectation of a model or head; ``config`` is its decoder's, or its verifier's decoder's."""
     dtype, on_cuda = _dtype(facts), any(name.startswith("cuda") for name in facts.devices)
     return Expectation(
         key=facts.key,
@@ -235,7 +235,7 @@ def _dtype(facts: ModelFacts) -> str:
 
 
 def _skeleton(member: PairMember, facts: ModelFacts) -> "PreTrainedModel":
-    """A model without weights, in the dtype that they will have."""
+    """A model without weights, in the dtype for loading."""
     import torch
 
     assert member.checkpoint is not None, "it was located"
@@ -256,19 +256,19 @@ class Room:
     device: str  # its name
     free: int  # before anything is loaded
     weights: int  # of all models
-    context: int  # the length in tokens that caches are counted for; a draft's shorter context counts for its own cache
-    caches: int  # of all models at that length, with the room that they keep for more
-    working: int  # needed by passes besides both
-    tokens: int | None  # the length in tokens for which there is room; None where nothing grows with it
+    context: int  # the caches' length in tokens; a draft with a shorter context counts its own
+    caches: int  # caches of all models at that length, with overallocation
+    working: int  # working memory of passes
+    tokens: int | None  # the length in tokens that fits; None if no memory grows with length
 
     @property
     def left(self) -> int:
-        """Bytes left; less than 0 where there are too few."""
+        """Bytes left; negative if memory does not suffice."""
         return self.free - self.weights - self.caches - self.working
 
 
 def rooms(models: Sequence[Expectation], devices: Sequence[DeviceMemory]) -> list[Room]:
-    """The devices on which weights lie; a cache is spread over devices as its model's weights are."""
+    """The devices that hold weights; a cache is spread over devices like its model's weights."""
     found = []
     for device in devices:
         here = [model for model in models if model.devices.get(device.name)]

@@ -1,4 +1,4 @@
-"""What speculation can bring a pair at most, before anything has run: passes priced by the bytes that they read."""
+"""An upper bound of a pair's speedup before any run: passes are priced by the bytes they read."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -44,24 +44,25 @@ PUBLISHED = {
     "RTX 3090 Ti": 1008,
     "RTX 3090": 936,
 }
-"""GB/s (10^9 bytes) by the driver's name of a card without ``NVIDIA``, ``GeForce`` and ``Tesla``; from NVIDIA's data
-sheets of data centre and workstation cards and its GeForce specifications. Laptops' cards have names of their own."""
-MOST, LEAST = 1 << 28, 1 << 20  # The most and the fewest bytes that a measurement reads at once
+"""Memory bandwidth in GB/s (10^9 bytes) by the driver's name of a card, without ``NVIDIA``, ``GeForce`` and ``Tesla``.
+From NVIDIA's data sheets and GeForce specifications. Laptop cards have other names.
+"""
+MOST, LEAST = 1 << 28, 1 << 20  # The limits of the bytes read in one measurement
 REPEATS = 5
 
 Measure = Callable[[str, int], float]
-"""Measures the bytes a second of a device, named as in torch, that reads a number of bytes."""
+"""Measures a device's bytes per second while it reads a number of bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bandwidth:
-    """Bytes a second, and whether they were measured here or are what the maker publishes."""
+    """Bytes per second, and whether they were measured here or published by the maker."""
 
     bytes_per_second: float
     source: Literal["measured", "published"]
 
     def milliseconds(self, size: float) -> float:
-        """What reading this many bytes takes."""
+        """The time to read this number of bytes."""
         return size / self.bytes_per_second * 1e3
 
     def __str__(self) -> str:
@@ -69,7 +70,7 @@ class Bandwidth:
 
 
 def published(label: str) -> Bandwidth | None:
-    """The bandwidth that the maker of a card publishes, by the driver's name of the card; None for unknown cards."""
+    """The published bandwidth of a card, by the driver's name; None for unknown cards."""
     name = label
     for word in ("NVIDIA ", "GeForce ", "Tesla "):
         name = name.replace(word, "")
@@ -78,14 +79,14 @@ def published(label: str) -> Bandwidth | None:
 
 
 def measured(device: str, size: int) -> float:
-    """Bytes a second, the fastest of a few tries that take a second at most in all.
+    """Bytes per second: the fastest of a few tries within about a second.
 
-    A CPU sums the bytes with torch's threads, which reads them like a pass reads weights: a few bytes come from its
-    caches, like weights that fit in there. Other devices copy them, which reads and writes.
+    A CPU sums the bytes with torch's threads, as a pass reads weights; small sizes stay in its caches, as small weights
+    do. Other devices copy the bytes, which reads and writes.
 
     Args:
         device: named as in torch.
-        size: bytes that are read in each try, between 1 and 256 MiB.
+        size: bytes per try, clipped to 1 to 256 MiB.
     """
     import torch
 
@@ -93,7 +94,7 @@ def measured(device: str, size: int) -> float:
     source = torch.ones(count, device=device)
     other = None if device == "cpu" else torch.empty_like(source)
     best = float("inf")
-    for _ in range(REPEATS + 1):  # the first try also finds memory and loads kernels
+    for _ in range(REPEATS + 1):  # the first try also allocates memory and loads kernels
         began = perf_counter()
         if other is None:
             source.sum()
@@ -107,7 +108,7 @@ def measured(device: str, size: int) -> float:
 def bandwidth(device: DeviceMemory, size: int, *, here: bool, measure: Measure = measured) -> Bandwidth | None:
     """A device's bandwidth: measured if torch can use it (``here``), else published; None if neither is known.
 
-    ``size`` is the bytes of the weights whose reading is to be priced.
+    ``size`` is the bytes of the weights to be priced.
     """
     if here and device.free >= 4 * LEAST:
         return Bandwidth(measure(device.name, min(size, device.free // 4)), "measured")
@@ -122,7 +123,7 @@ PRECISION = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """The best that drafts of one length bring at an acceptance rate: over target-only decoding."""
+    """The best draft length at an acceptance rate, and its speedup over target-only decoding."""
 
     acceptance_rate: float
     draft_length: int
@@ -131,17 +132,17 @@ class Gain:
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """What a pair's passes take at least, and what its drafts can bring at most."""
+    """Lower bounds of a pair's pass times, and upper bounds of its speedup."""
 
     # by key, the least time of a pass over one token; None where the weights are on several kinds of devices or a
     # bandwidth is not known
     step_ms: Mapping[str, float | None]
-    verify_ms: float | None  # the least time of the target's pass over 6 tokens; None too
+    verify_ms: float | None  # the least time of the target's pass over 6 tokens; None as above
     cost_ratio: float | None  # a pass of the draft over one of the target, by bytes; None without a draft or a time
     # the draft's layers over the target's: the cost ratio where launching kernels takes the time and not memory. None
     # without a draft that has layers.
     layer_ratio: float | None
-    # the acceptance rate from which drafts save time, at `cost_ratio`; None if none is high enough
+    # the break-even acceptance rate at `cost_ratio`; None if no rate is high enough
     pays_from: float | None
     pays_from_full: float | None  # the same with the caches as full as both models' contexts allow
     pays_from_launched: float | None  # the same at `layer_ratio`
@@ -175,7 +176,7 @@ def outlook(models: Sequence[Expectation], bandwidths: Mapping[str, Bandwidth | 
 
 
 def _at(target: Expectation, draft: Expectation, bandwidths: Mapping[str, Bandwidth | None], cached: int) -> CostTable:
-    """The costs with a number of tokens in the caches, where all passes have times."""
+    """The costs with a number of cached tokens; None if a pass has no known time."""
     most = min(draft.longest or LONGEST, LONGEST)
     steps = [milliseconds(target, bandwidths, width, cached) or 0.0 for width in range(1, most + 2)]
     return priced(milliseconds(draft, bandwidths, 1, cached) or 0.0, steps, blocks=draft.blocks)
@@ -186,9 +187,8 @@ def milliseconds(
 ) -> float | None:
     """The least time of a pass over some tokens after ``cached`` others: the time to read its weights and cache.
 
-    A model that is spread over devices of one kind has its parts read one after the other. None where a bandwidth is
-    not known, and where some of its weights wait in the memory of the CPU or on disk for another device: the bus
-    between them was not measured.
+    The parts of a model on several devices of one kind are read one after another. None if a bandwidth is unknown, or
+    if weights are offloaded to CPU memory or disk, because the bus was not measured.
     """
     if not model.reads:
         return 0.0
@@ -216,7 +216,7 @@ def priced(draft_ms: float, verify_ms: Sequence[float], *, blocks: bool) -> Cost
 def best_gain(table: CostTable, acceptance_rate: float) -> Gain:
     """The draft length with the highest speedup if each token is accepted with this probability, independently.
 
-    A round of K draft tokens then brings 1 + a + ... + a^K tokens (Leviathan et al. 2023, arXiv 2211.17192, equation 1;
+    A round of K draft tokens then yields 1 + a + ... + a^K tokens (Leviathan et al. 2023, arXiv 2211.17192, equation 1;
     its Theorem 3.8 is the speedup where every verification takes as long as a pass over one token).
     """
     tokens = np.cumsum(acceptance_rate**table.lengths)  # (K + 1,)

@@ -275,7 +275,7 @@ def shares(
 
 
 def require_gpus(profile: Profile, there: int) -> None:
-    """Raise UsageError unless replicas of a profile's pair compute on GPUs alone, given the number of GPUs.
+    """Raise UsageError unless replicas of a profile's pair use GPUs only; ``there`` is the number of GPUs.
 
     Cores are never exclusive to a replica: memory and caches are shared.
     """

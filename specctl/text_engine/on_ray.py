@@ -1,4 +1,4 @@
-"""The engine on a Ray cluster, which places its actors and starts them again; Ray is imported when they are made."""
+"""The engine on a Ray cluster. Ray places and restarts the actors; it is imported when actors are made."""
 
 import hashlib
 import json
@@ -68,7 +68,7 @@ def connected(address: str, *, started: bool = True) -> Any:
 def running() -> str | None:
     """The address of the cluster that runs on this machine, or of the one that Ray's own variable names; else None.
 
-    Those that listen on the loopback device alone are other commands', unless `ray start` made them, as on macOS.
+    Clusters on the loopback device belong to other commands, unless `ray start` made them, as on macOS.
     """
     if named := os.environ.get("RAY_ADDRESS"):
         return named
@@ -92,13 +92,15 @@ def running() -> str | None:
 
 
 def alone(environ: MutableMapping[str, str]) -> None:
-    """Let the cluster that is started next be this process's: on the loopback device, with a token of its own.
+    """Make the next started cluster private to this process: on the loopback device, with its own token.
 
-    Ray looks at both when it is imported, and so do its processes when they start.
+    Ray and its processes read both settings when they are imported.
     """
     environ["RAY_AUTH_MODE"] = "token"
     environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-    environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # off there, so Ray takes the loopback address; it may on Linux
+    environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = (
+        "0"  # off there, so Ray takes the loopback address; on Linux it may anyway
+    )
 
 
 def _imported() -> Any:
@@ -123,29 +125,29 @@ def _on_loopback(address: str) -> bool:
 
 
 def _token_is_there() -> bool:
-    """Whether this user has a token for Ray clusters, where Ray looks for it."""
+    """Whether Ray would find a cluster token of this user."""
     if os.environ.get("RAY_AUTH_TOKEN"):
         return True
     return Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token").expanduser().is_file()
 
 
-GONE = "gone"  # What a call says that was meant for an earlier process of the actor
-STALE = "stale"  # Answer of an actor that has loaded what is no longer in the models' files
+GONE = "gone"  # Answer to a call that was meant for an earlier process of the actor
+STALE = "stale"  # Answer of an actor whose models' files have changed since it loaded them
 RELEASE = 3.0  # Seconds that actors get to end their calls before they are killed
 
 
 class RayEngine:
-    """Actors of a cluster.
+    """The `TextEngine` over actors of a Ray cluster.
 
-    Ray starts those again that end and repeats their calls; a question that is repeated so comes back as lost, and is
-    put again by the rules of `specctl.text_engine.dispatch`. Parts of an answer come with the answer.
+    Ray restarts actors that end and repeats their calls. A repeated question comes back as lost, and
+    `specctl.text_engine.dispatch` resubmits it by its own rules. Parts of an answer arrive together with the answer.
 
     Args:
         names: for each actor its name if it stays, or None if it ends with this process.
         job: what each does.
         resources: CPUs and GPUs of each, as Ray calls them.
-        warn: called with what became of those that ended.
-        warm_seconds: how long actors that stay do so without work.
+        warn: receives a message when an actor ends.
+        warm_seconds: how long idle actors are kept.
         places: how many questions each takes at once.
     """
 
@@ -166,7 +168,7 @@ class RayEngine:
         self._ready: set[int] = set()
         self._lives: dict[int, str] = {}
         self._stale: dict[int, str] = {}
-        self._served = False  # whether any has been ready
+        self._served = False  # whether any actor has been ready
         self._places, self._held = places, [Places(places) for _ in names]
         for number in range(len(names)):
             self._make(number)
@@ -190,9 +192,9 @@ class RayEngine:
             address: as --cluster takes it.
             workers: how many; ``auto`` for as many as the cluster's GPUs carry, or CPUs where no GPU is needed.
             profile: of the pair.
-            job: what each does, given their number.
+            job: makes the job, given their number.
             warn, warm_seconds, places: as above.
-            exclusive: whether nothing may share a replica's devices.
+            exclusive: whether each replica needs devices of its own.
 
         Raises:
             UsageError: Ray is missing, no cluster is there, or it has no room for them.
@@ -245,12 +247,12 @@ class RayEngine:
         self._call(number, "answer", self._lives[number], question, place=its_place)
 
     def cancel(self, place: int) -> None:
-        """As in `TextEngine`; the actor writes on, and its answer is ignored."""
+        """See `TextEngine`; the actor goes on writing, and its answer is ignored."""
         number, its_place = divmod(place, self._places)
         self._held[number].cancelled.add(its_place)
 
     def wake(self) -> None:
-        """Nothing here wakes `step`, which returns when a call does."""
+        """Does nothing: `step` returns only when a Ray call does."""
 
     def step(self, seconds: float | None = None) -> list[Event]:
         import ray
@@ -258,12 +260,12 @@ class RayEngine:
         found: list[Event] = []
         done, _ = ray.wait(list(self._calls), num_returns=1, timeout=seconds)
         for call in done:
-            if call not in self._calls:  # of an actor whose end another call has reported
+            if call not in self._calls:  # the actor's end was already reported by another call
                 continue
             number, what, place = self._calls.pop(call)
             try:
                 how, value = ray.get(call)
-            except ray.exceptions.RayActorError as error:  # for good, as one ends that has rested long enough
+            except ray.exceptions.RayActorError as error:  # ended without a restart, as after its idle time
                 found += self._lost(number, reason(error), again=True)
                 continue
             if how == GONE:
@@ -294,7 +296,7 @@ class RayEngine:
         return found
 
     def close(self) -> None:
-        """End the actors, unless they are to stay; what those do that stay is not waited for."""
+        """End the actors except those kept warm, without waiting for unfinished calls."""
         import ray
 
         if not self._warm:
@@ -317,7 +319,7 @@ class RayEngine:
         self.close()
 
     def _make(self, number: int) -> None:
-        """Ask for an actor, or for the one that is there under its name, and let it load."""
+        """Create an actor, or get the existing one of this name, and let it load."""
         import ray
 
         name = self._names[number]
@@ -334,7 +336,7 @@ class RayEngine:
         self._calls[getattr(self._actors[number], method).remote(*arguments)] = number, method, place
 
     def _lost(self, number: int, why: str, *, again: bool = False) -> list[Event]:
-        """Wait for the actor's next process, or make it ``again``, unless it has failed too often."""
+        """Wait for the actor's next process or, with ``again``, recreate the actor, unless it has failed too often."""
         ready = number in self._ready
         self._ready.discard(number)
         self._calls = {call: of for call, of in self._calls.items() if of[0] != number}
@@ -358,7 +360,7 @@ class RayEngine:
 
 
 def fingerprint(job: Job) -> str:
-    """Equal for replicas that may stand in for each other: the job and versions, a dash, its models' files."""
+    """A name for interchangeable replicas: hashes of job and versions and of the models' files, joined by a dash."""
     setup = {
         name: value.model_dump(mode="json") if isinstance(value, Profile) else value
         for name, value in job.setup.items()
@@ -377,7 +379,7 @@ def _hash(value: Any) -> str:
 
 
 def _make_room(ray: Any, known: str) -> None:
-    """End idle replicas of a job whose models' files have been replaced: they would hold their devices for nothing."""
+    """End idle replicas of a job whose models' files have changed: nothing will use them, yet they occupy devices."""
     job = known.partition("-")[0]
     for name in ray.util.list_named_actors():
         if name.startswith(f"specctl-{job}-") and not name.startswith(f"specctl-{known}-"):
@@ -386,10 +388,10 @@ def _make_room(ray: Any, known: str) -> None:
 
 
 class Actor:
-    """One replica. Ray makes its process again after a death, and repeats there what the dead one had been asked.
+    """One replica. After its process dies, Ray restarts it and repeats the calls there.
 
-    So every call but the first names the life, which is the process, that it is meant for, and comes back with what
-    became of it: ``done``, ``failed``, `GONE` or `STALE`.
+    So every call but the first names the process (the life) that it is meant for. It returns its outcome: ``done``,
+    ``failed``, `GONE` or `STALE`.
     """
 
     def __init__(self, job: Job, number: int, warm_seconds: float) -> None:
@@ -404,11 +406,11 @@ class Actor:
             threading.Thread(target=self._end_after_rest, name="rest", daemon=True).start()
 
     def life(self) -> tuple[str, Any]:
-        """Which process this is."""
+        """An id of this process."""
         return "done", self._life
 
     def begin(self, life: str) -> tuple[str, Any]:
-        """Load, unless that was done and the files are still those that were loaded."""
+        """Load the models, unless they are loaded and their files unchanged."""
 
         def load() -> bool:
             if self._answer is None:
@@ -421,19 +423,19 @@ class Actor:
         return (how, value) if value is not False else (STALE, None)
 
     def answer(self, life: str, question: Any) -> tuple[str, Any]:
-        """The parts of the answer to a question, and the answer."""
+        """Answer a question; returns the parts and the answer."""
         assert self._answer is not None or life != self._life, "a replica is asked before it is ready"
         answer = self._answer
         return self._in(life, lambda: answer(question) if answer is not None else None)
 
     def watch(self, life: str) -> tuple[str, Any]:
-        """Come back only once that process has ended, so that its end is known also where it had no question."""
+        """Block until the process ends, so that the caller learns of its end even without a running question."""
         if life == self._life:
             self._released.wait()
         return GONE, None
 
     def release(self) -> None:
-        """End `watch`: Ray would complain of a call that it cannot repeat when it kills the actor."""
+        """End `watch`: when Ray kills an actor, it reports an error for each call that it cannot repeat."""
         self._released.set()
 
     def retire(self) -> None:
@@ -442,7 +444,7 @@ class Actor:
 
         with self._lock:
             if not self._busy:
-                ray.kill(ray.get_runtime_context().current_actor)  # Ray is not to start it again
+                ray.kill(ray.get_runtime_context().current_actor)  # prevents a restart by Ray
 
     def _in(self, life: str, work: Callable[[], Any]) -> tuple[str, Any]:
         if life != self._life:
@@ -451,7 +453,7 @@ class Actor:
             self._busy += 1
         try:
             return "done", work()
-        except Exception as error:  # raised again where the replica was asked
+        except Exception as error:  # raised again in the calling process
             return "failed", portable(error)
         finally:
             with self._lock:
@@ -459,7 +461,7 @@ class Actor:
                 self._used = monotonic()
 
     def _end_after_rest(self) -> None:
-        """End once there was nothing to do for long enough."""
+        """End after a long enough idle time."""
         while True:
             rest = self._used + self._warm - monotonic()
             if rest > 0:
@@ -470,7 +472,7 @@ class Actor:
 
 
 def described(ray: Any) -> type[Actor]:
-    """`Actor` with what Ray has to know of its methods: one that watches holds up nothing, and nothing its release."""
+    """`Actor` as a Ray actor class, with threads so that `watch` blocks no call and no call blocks `release`."""
 
     class Replica(Actor):
         """An `Actor` with threads for `watch`, `release`, `retire` and each answer."""
@@ -495,7 +497,7 @@ def described(ray: Any) -> type[Actor]:
 
 
 class _Answers:
-    """What a job begins with, as a function that several threads call at once: gives the parts and the answer.
+    """A job's function or engine as a function that several threads may call: returns the parts and the answer.
 
     Args:
         answer: a function, or an engine of this process.
@@ -511,7 +513,7 @@ class _Answers:
             threading.Thread(target=self._run, args=(self._host,), name="several answers", daemon=True).start()
 
     def __call__(self, question: Any) -> tuple[list[Any], Any]:
-        """Raises what a question made the engine raise, which ends with it."""
+        """Raises any error that a question causes in the engine, which then ends."""
         if self._host is None:
             assert callable(self._answer)
             return [], self._answer(question)

@@ -1,4 +1,4 @@
-"""A pair as several pairs, one for each text of a batch, over passes that they share."""
+"""Splits a pair into several pairs with shared passes, one for each text of a batch."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,23 +18,25 @@ Texts = dict[int, list[int]]  # Ids by row
 
 
 class SharedBeginnings(Passes):
-    """`Passes` that copy the keys and values of a beginning that some slot holds, and read what comes after it.
+    """`Passes` with prefix caching across slots: a cached prefix is copied from another slot, and only the rest is
+    read.
 
-    A row holds its last text until another one takes its place, whether that is still being written or has ended, so
-    what is kept takes no memory of its own. Ids decide: nothing is taken from a text but what the new one says too.
+    A row keeps the cache of its last text, running or ended, until the next text overwrites it, so this needs no extra
+    memory. Token ids decide: only a common prefix is copied.
 
     Args:
-        passes: of the model, exclusive to this object and without state hooks: tokens that are not read have no states.
+        passes: the model's passes, used by this object alone and without state hooks, because copied tokens give no
+            states.
 
     Attributes:
-        kept: by row, tokens that were asked for and not read.
+        kept: by row, the number of requested tokens that were copied instead of read.
     """
 
     def __init__(self, passes: Passes) -> None:
         self._passes, self.slots = passes, passes.slots
         self.like(passes)
         self._held: Texts = {row: [] for row in range(passes.slots)}
-        self._rotated = [0] * passes.slots  # how what each row holds was
+        self._rotated = [0] * passes.slots  # the ids in each row's cache
         self.kept = [0] * passes.slots
         self._read = [0] * passes.slots
         self._trees: list[Sequence[int]] = [()] * passes.slots  # the tokens of each row's last tree
@@ -58,7 +60,7 @@ class SharedBeginnings(Passes):
 
     def _run(self, requests: Sequence[Request]) -> Sequence[Forward]:
         for request in requests:
-            del self._held[request.slot][request.after :]  # a pass that fails may have written there
+            del self._held[request.slot][request.after :]  # a failed pass may have overwritten these
             self._rotated[request.slot] = request.rotated_as
         found = self._passes.forward(requests)
         for request in requests:
@@ -75,7 +77,7 @@ class SharedBeginnings(Passes):
         return self._passes.keep_path(slot, start, path)
 
     def _behind_what_is_held(self, request: Request) -> Request:
-        """A request for what follows the longest beginning that any slot holds, which its own slot then holds too."""
+        """Copy the longest cached prefix of a request from any slot, and return a request for the rest."""
         if not (spare := _spare(request)):
             return request
         text = self._text(request)
@@ -93,11 +95,11 @@ class SharedBeginnings(Passes):
         return _from(request, stop)
 
     def _behind_what_is_led(self, requests: Sequence[Request]) -> list[Request]:
-        """Requests for what follows the beginnings that several share; one of each group reads the beginning."""
-        texts: Texts = {}  # of those that may read for others
+        """Group requests with a common prefix: one of each group reads the prefix, the others wait for its copy."""
+        texts: Texts = {}  # requests that may read for others
         asked = {request.slot: request for request in requests}
-        follow: list[tuple[int, int, int]] = []  # who reads, who waits, and up to where
-        first: dict[int, int] = {}  # up to where each of the former reads
+        follow: list[tuple[int, int, int]] = []  # reader, waiter, and length of the common prefix
+        first: dict[int, int] = {}  # how far each reader reads
         for request in requests:
             if not (spare := _spare(request)):
                 continue
@@ -125,7 +127,7 @@ class SharedBeginnings(Passes):
 
 
 def _spare(request: Request) -> int:
-    """The number of a request's tokens that need not be read if they are held; 0 where that does not pay."""
+    """The number of a request's tokens that can be copied if cached; 0 if copying does not pay."""
     spare = len(request.tokens) - max(request.keep, 1)
     return spare if spare >= WORTH_KEEPING else 0
 
@@ -141,7 +143,7 @@ def _up_to(request: Request, stop: int) -> Request:
 
 
 def why_alone(pair: Pair, *settings: Setting) -> str | None:
-    """Why a pair writes one text at a time, as the end of a sentence; None if it can write several at once.
+    """The reason why a pair writes one text at a time, to end a sentence; None if it can write several at once.
 
     Args:
         pair: loaded.
@@ -158,19 +160,19 @@ def why_alone(pair: Pair, *settings: Setting) -> str | None:
 
 
 def read_models(pair: Pair) -> list[Slot]:
-    """The runners whose passes texts of a batch share; who waits for no one comes first, the target last."""
+    """The runners whose passes the texts of a batch share, in order of dependence: drafts first, the target last."""
     return [runner for runner in (*reversed(pair.drafts), pair.target) if not runner.bare.multiplies]
 
 
 def passes_of(pair: Pair, rows: int) -> list[Passes]:
-    """Passes of each of the `read_models` over ``rows`` texts, at least 2; `why_alone` is None for the pair."""
+    """Passes of each of the `read_models` over ``rows`` texts, at least 2. `why_alone` must be None for the pair."""
     return [runner.over(rows) for runner in read_models(pair)]
 
 
 def keeping(pair: Pair, passes: Sequence[Passes]) -> list[Passes]:
-    """Passes that do not read again what a text has in common with another one, that is written or was its row's last.
+    """Add prefix caching across rows to passes: see `SharedBeginnings`.
 
-    Nothing else may make passes then. Where a draft head reads the states of all tokens, rows read by themselves.
+    Nothing else may use the passes then. Passes whose states a draft head reads stay as they are.
     """
     if any(draft.reads_states for draft in pair.drafts):
         return list(passes)
@@ -178,10 +180,10 @@ def keeping(pair: Pair, passes: Sequence[Passes]) -> list[Passes]:
 
 
 def split(pair: Pair, passes: Sequence[Passes], *, kept: bool = False) -> tuple[Hub[Any], list[Pair]]:
-    """A hub, and for each row a pair over it: the same models with caches of the row's own.
+    """A hub, and for each row a pair over it: the same models with the row's own caches.
 
     Args:
-        pair: one whose `why_alone` is None.
+        pair: a pair for which `why_alone` returns None.
         passes: of `passes_of`.
         kept: whether passes are `keeping`.
     """

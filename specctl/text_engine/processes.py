@@ -1,4 +1,4 @@
-"""The engine in processes of this machine, each of which answers as many questions at once as it has places."""
+"""The engine over processes of this machine. Each process answers several questions at once, one in each place."""
 
 import os
 import selectors
@@ -16,40 +16,39 @@ from specctl.text_engine.child import Frames, framed
 from specctl.text_engine.engine import MOST_FAILURES, Answered, Event, Lost, Part, Places, Restarted
 from specctl.text_engine.job import Job, ReplicaError
 
-BEAT = 5.0  # Seconds between two signs of life
-SILENCE = 24  # This many signs of life must be missing before a replica counts as dead, as one that was stopped does
+BEAT = 5.0  # Seconds between two heartbeats
+SILENCE = 24  # After this many missing heartbeats a replica counts as dead; this also catches stopped processes
 
 
 @dataclass(slots=True, eq=False)
 class _Replica:
-    """One process, or the place of one."""
+    """One process, or the slot for one."""
 
     number: int
     process: subprocess.Popen[bytes]
     frames: Frames
-    places: Places  # the questions that it has
+    places: Places  # its places and questions
     ready: bool = False
-    unsent: bytes = b""  # bytes of a question that the pipe had no room for
-    heard: float = field(default_factory=monotonic)  # when there was the last sign of life
+    unsent: bytes = b""  # bytes of a question that did not fit into the pipe yet
+    heard: float = field(default_factory=monotonic)  # the time of the last heartbeat
     errors: bytes = b""
 
 
 class ProcessEngine:
-    """Processes with sessions of their own: Ctrl-C in a terminal does not reach them, and the system shares the
-    processors out to each of them as to a command of its own.
+    """Processes in their own sessions: Ctrl-C in a terminal does not reach them, and the system schedules each like a
+    command of its own.
 
-    They end when this process ends, whichever way: their standard input does. What they write to standard error is
-    passed on, each line with the process's number.
+    They end with this process, however it ends, because their standard input closes. Their standard error is passed on,
+    each line with the process's number.
 
     Args:
         job: what each does.
-        environments: for each process, environment variables that it has besides those of this process; they are set
-            before anything is imported.
+        environments: additional environment variables for each process, set before anything is imported.
         say: called with each line of their standard error.
-        warn: called with what became of those that ended.
-        one_by_one: start each once the one before is ready, where that takes memory that they share, or compiles what
-            the others then find.
-        beat: seconds between two signs of life.
+        warn: receives a message when a process ends.
+        one_by_one: start each process once the previous one is ready. Needed if loading uses much shared memory, or if
+            the first process compiles code that the others reuse.
+        beat: seconds between two heartbeats.
         places: the most questions that each process takes at once; its own engine may take fewer.
 
     Attributes:
@@ -92,16 +91,16 @@ class ProcessEngine:
 
     @property
     def pids(self) -> list[int]:
-        """The ids of the processes."""
+        """The process ids."""
         return [replica.process.pid for replica in self._replicas.values()]
 
     @property
     def ready(self) -> int:
-        """How many processes are ready."""
+        """The number of ready processes."""
         return sum(one.ready for one in list(self._replicas.values()))
 
     def free(self) -> list[int]:
-        """As in `TextEngine`, those of the process with the fewest questions first."""
+        """See `TextEngine`; places of the process with the fewest questions come first."""
         ready = [one for one in self._replicas.values() if one.ready]
         ready.sort(key=lambda one: (len(one.places.asked), one.number))
         return [one.number * self.places + place for one in ready for place in one.places.free()]
@@ -119,7 +118,7 @@ class ProcessEngine:
         self._send(one, (its_place, None))
 
     def wake(self) -> None:
-        with suppress(OSError):  # it is full of calls already, or closed
+        with suppress(OSError):  # the pipe is full of wake-ups already, or closed
             self._rope.send(b"!")
 
     def step(self, seconds: float | None = None) -> list[Event]:
@@ -133,7 +132,7 @@ class ProcessEngine:
             one: _Replica = key.data[0]
             what = key.data[1]
             if self._replicas.get(one.number) is not one:
-                continue  # another has its place since a moment ago
+                continue  # it was just replaced
             if what == "questions":
                 self._write(one)
             elif what == "errors":
@@ -189,7 +188,7 @@ class ProcessEngine:
     def _write(self, one: _Replica) -> None:
         """Write as much as the pipe takes, and watch for room for the rest."""
         questions = _pipes(one.process)[0]
-        with suppress(BlockingIOError, BrokenPipeError):  # its answers' end shows that it has ended
+        with suppress(BlockingIOError, BrokenPipeError):  # the end of its output reports its death
             one.unsent = one.unsent[os.write(questions.fileno(), one.unsent) :]
         watched = questions in self._selector.get_map()
         if one.unsent and not watched:
@@ -199,7 +198,7 @@ class ProcessEngine:
 
     def _hear(self, one: _Replica) -> list[Event]:
         found: list[Event] = []
-        one.heard = monotonic()  # a part of a long answer is a sign of life too
+        one.heard = monotonic()  # a part of a long answer also counts as a heartbeat
         for kind, value in one.frames.arrived():
             if kind == "ready":
                 one.ready = self._served = True
@@ -218,12 +217,12 @@ class ProcessEngine:
                     found.append(Part(here, part) if kind == "part" else Restarted(here))
             elif kind == "failed" and (one.ready or not self._served):
                 raise value
-            elif kind == "failed":  # the others go on; it may be that there is no memory for one more
+            elif kind == "failed":  # the others go on; there may be no memory for one more
                 return [*found, *self._bury(one, f"cannot be loaded: {value.args[0] if value.args else value}")]
         return [*found, *self._bury(one, None)] if one.frames.ended else found
 
     def _bury(self, one: _Replica, why: str | None) -> list[Event]:
-        """Take leave of a replica and start another in its place, unless too many have ended there."""
+        """Remove a dead replica and start another in its slot, unless too many have failed there."""
         self._end(one)
         why = why or _how(one.process.returncode)
         name, alone = f"replica {one.number + 1}", len(one.places.asked) == 1
@@ -245,8 +244,8 @@ class ProcessEngine:
         return [Lost(place, f"{name} {why}", alone=alone) for place in places]
 
     def _end(self, one: _Replica) -> None:
-        """End a process with all that it started, and pass on its last words."""
-        if one.frames.ended and hasattr(os, "waitid"):  # it is about to end by itself, and how is of interest
+        """End a process with all its children, and pass on its last output."""
+        if one.frames.ended and hasattr(os, "waitid"):  # it is about to exit, and its exit code is wanted
             os.waitid(os.P_PID, one.process.pid, os.WEXITED | os.WNOWAIT)
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(one.process.pid, signal.SIGKILL)
@@ -258,7 +257,7 @@ class ProcessEngine:
             stream.close()
 
     def _pass_on(self, one: _Replica, *, last: bool = False) -> None:
-        """Say the lines that a replica wrote to standard error; what one said, others need not say again."""
+        """Pass on lines from a replica's standard error; repetitions by other replicas are dropped."""
         errors = _pipes(one.process)[2]
         while True:
             try:

@@ -1,4 +1,4 @@
-"""How many texts a pair writes at once, chosen from free memory and measured pass times."""
+"""The batch size of a pair, chosen from free memory and measured pass times."""
 
 from collections.abc import Callable, Sequence
 from math import log2, sqrt
@@ -17,21 +17,24 @@ from specctl.policies import Setting
 from specctl.text_engine.pair_rows import passes_of, read_models, why_alone
 
 Batch = int | Literal["auto"]  # How many texts a pair writes at once; ``auto`` for as many as are fastest
-MOST = 64  # The most texts that are tried; a hub of more waits longer for its host than for its passes
-GAIN = 1.1  # How much faster twice as many at once must be: each takes memory, and its result comes later
-FIRST = 16  # How many texts are tried first; then twice as many, or half as many where that brings too little
-ENDING = 0.3  # How long places stand empty at the end of a run, where no text is left for them, in times of one text
+MOST = 64  # The largest batch size tried; beyond it, a hub spends more time on the host than in passes
+GAIN = 1.1  # The least speedup for doubling the batch size, because each text takes memory and ends later
+FIRST = 16  # The first batch size tried; then it is doubled, or halved if the gain is too small
+ENDING = 0.3  # Time in which batch slots stay empty at the end of a run, as a multiple of one text's time
 WRITTEN = 128
-"""The most tokens that a text holds after its prompt while passes are timed, else half of those that it may write:
-attention to them is most of the cost of one more text for a small model."""
+"""The most tokens after the prompt while passes are timed; else half of the new tokens' limit. For a small model,
+attention to these tokens is most of an additional text's cost.
+"""
 DRAFTED, EMITTED = 3, 2.0
-"""Draft tokens before the verification in a round with drafts that stands for decoding, and tokens that it writes."""
+"""A typical round with drafts: the number of draft tokens, and of tokens written."""
 ENOUGH = 0.01
-"""Seconds of timing of each number of texts; the least time counts, for others may take the processor meanwhile."""
-SPARED = 0.8  # The share of free memory that caches may take
-PROMPT = 1024  # Tokens of a prompt for which each text has room in that memory; of a longer one, caches grow
+"""Seconds of timing for each batch size. The least time counts, because other processes may use the processor
+meanwhile.
+"""
+SPARED = 0.8  # The share of free memory for caches
+PROMPT = 1024  # Prompt tokens for which that memory has room in each text; caches grow for longer prompts
 WORTH = 4.0
-"""Seconds of one text's passes below which building and timing passes of several takes longer than they save."""
+"""If one text's passes take fewer seconds in total, building and timing batched passes costs more than it saves."""
 
 
 def chosen_passes(
@@ -42,12 +45,12 @@ def chosen_passes(
     settings: Sequence[Setting] = (),
     warn: Callable[[str], None] = lambda _: None,
 ) -> list[Passes] | None:
-    """Passes over as many texts as are asked for; None for one text at a time.
+    """Passes over the requested number of texts; None for one text at a time.
 
     Args:
         pair: loaded.
-        rows: how many.
-        texts: how many there are to write.
+        rows: the batch size; ``auto`` for the fastest.
+        texts: the number of texts to write.
         limit: new tokens of each.
         settings: of the drafts at work.
         warn: receives the reason why the number asked for is not possible.
@@ -59,7 +62,7 @@ def chosen_passes(
             warn(f"--batch {rows}: texts are written one at a time, for {why}")
         return None
     fixed = pair.target.fixed_width is not None
-    if rows != "auto":  # the shape of passes that are to be the same does not follow from how many texts there are
+    if rows != "auto":  # the shape of invariant passes must not depend on the number of texts
         count = rows if fixed else min(rows, texts)
         return passes_of(pair, count) if count > 1 else None
     if fixed or texts < 2 or not worthwhile(pair, texts * limit):
@@ -68,7 +71,7 @@ def chosen_passes(
 
 
 def worthwhile(pair: Pair, tokens: int) -> bool:
-    """Whether this number of tokens takes a pair long enough for several texts at once to be tried."""
+    """Whether writing this number of tokens takes long enough for batching to be tried."""
     try:
         return tokens * _seconds(pair, [pair.target.bare.passes], [0], 0)[0] >= WORTH
     finally:
@@ -76,14 +79,14 @@ def worthwhile(pair: Pair, tokens: int) -> bool:
 
 
 def most_rows(pair: Pair, limit: int) -> int:
-    """How many texts free memory has room for, at least 1 and at most `MOST`.
+    """The number of texts for which free memory has room, from 1 to `MOST`.
 
     Args:
         pair: loaded.
         limit: new tokens of a text.
     """
     needed: dict[str, int] = {}
-    held: dict[str, int] = {}  # by the two numbers of texts of which one is tried
+    held: dict[str, int] = {}  # by the two batch sizes between which it chooses
     models = iter(pair.models)
     for runner in (pair.target, *pair.drafts):
         model = next(models, None) if runner.runs_model else None
@@ -103,12 +106,12 @@ def most_rows(pair: Pair, limit: int) -> int:
 
 
 def fastest_passes(pair: Pair, most: int, texts: int, limit: int) -> list[Passes] | None:
-    """Passes over as many texts as are fastest, where twice as many bring little; None for one text at a time.
+    """Passes with the fastest batch size; None for one text at a time.
 
     Args:
-        pair: of which `why_alone` says nothing; its caches are emptied.
+        pair: a pair for which `why_alone` returns None; its caches are emptied.
         most: texts at once.
-        texts: to write. Where they take less time than trying more of them at once could save, that is not tried.
+        texts: the number of texts to write. Larger batches are not tried if that costs more time than they could save.
         limit: new tokens of each.
     """
     chosen: list[Passes] | None = None
@@ -117,7 +120,7 @@ def fastest_passes(pair: Pair, most: int, texts: int, limit: int) -> list[Passes
     found = _seconds(pair, [runner.bare.passes for runner in read_models(pair)], ways, written)
 
     def needed(rows: int, seconds: float) -> float:
-        """Seconds for all texts with this many at once, if a token of each takes these seconds."""
+        """Seconds for all texts with this batch size, given the seconds for one token of each."""
         return limit * seconds * (texts / rows + ENDING * (1 - 1 / rows))
 
     rows, factor, fewer = 1, FIRST, min(found.values())
@@ -138,12 +141,12 @@ def fastest_passes(pair: Pair, most: int, texts: int, limit: int) -> list[Passes
         if (needed(rows, fewer) / needed(count, seconds)) ** (1 / log2(factor)) <= GAIN:
             most = count - 1
             continue
-        each = max(0.0, seconds - fewer) / (count - rows)  # seconds that one text more takes
+        each = max(0.0, seconds - fewer) / (count - rows)  # seconds of one more text
         chosen, rows, fewer, factor = more, count, seconds, 2
-        # Drafts pay less the more texts there are.
+        # The larger the batch, the less drafts pay.
         ways = [way for way in ways if not way or found[way] <= found[0]]
         saved = needed(rows, seconds) - needed(2 * rows, seconds + each * rows)
-        # To find out takes the longer the more texts, but not twice as long for twice as many.
+        # Timing takes longer for larger batches, but less than twice as long for double the size.
         if saved < sqrt(2) * took:
             break
     for runner in read_models(pair):
@@ -152,17 +155,17 @@ def fastest_passes(pair: Pair, most: int, texts: int, limit: int) -> list[Passes
 
 
 def _clock(pair: Pair) -> Callable[[], float]:
-    """Seconds that passes take; where one thread makes them its own, which other processes do not disturb."""
+    """A clock for passes: on a single thread its CPU time, which other processes do not disturb."""
     alone = pair.thread_count == 1 and all(runner.device.type == "cpu" for runner in read_models(pair))
     return process_time if alone else perf_counter
 
 
 @in_inference_mode
 def _seconds(pair: Pair, passes: Sequence[Passes], ways: Sequence[int], written: int) -> dict[int, float]:
-    """The least seconds for a token of each text, by how many tokens are drafted in a round; 0 is a pass alone.
+    """The least seconds for one token of each text, by the number of draft tokens in a round; 0 is without drafts.
 
     Args:
-        written: tokens that each text holds after a short prompt.
+        written: the number of tokens in each text after a short prompt.
     """
     cached = CONTEXT + written
     tokens = ordinary_tokens(cached + max(ways) + 1, pair.vocabulary, pair.eos)
