@@ -1,4 +1,4 @@
-"""A conversation with a loaded pair or a server: its turns, its settings between turns, and its slash commands."""
+"""A conversation with a loaded pair or a server: its turns, its settings and its slash commands."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Turn:
-    """What the user said, and the answer."""
+    """A user message and its answer."""
 
-    text: str  # the user's
+    text: str  # the user's message
     answer: str | None = None  # None until it is written
     # why the answer ended; None if a file that it was loaded from does not say
     finish_reason: FinishReason | None = None
-    completion: CompletionSummary | None = None  # the answer's numbers; None if they are not known
+    completion: CompletionSummary | None = None  # statistics of the answer; None if unknown
 
 
 @dataclass(slots=True)
@@ -53,7 +53,7 @@ class Transcript:
 
     @property
     def answers(self) -> list[str]:
-        """The answers of all turns but the last, which is the next to be answered."""
+        """The answers of all turns but the last, which is to be answered next."""
         return [turn.answer or "" for turn in self.turns[:-1]]
 
     @property
@@ -68,7 +68,7 @@ class Transcript:
         return self.turns[-1]
 
     def undo(self) -> Turn:
-        """Take the last turn back; raises UsageError if there is none."""
+        """Remove the last turn; raises UsageError if there is none."""
         turn = self.last()
         self.turns.pop()
         return turn
@@ -104,8 +104,8 @@ class Transcript:
             others: outputs and inputs; the file may not be one of them.
 
         Raises:
-            UsageError: nothing has been said, the file holds something else or is one of ``others``, another process
-                is writing it, or it cannot be written.
+            UsageError: there is no turn, the file has other content or is one of ``others``, another process is writing
+                it, or it cannot be written.
             OutputError: the line cannot be written whole; the file is then unchanged.
         """
         record = self.as_record(chat=chat, system=system)
@@ -119,7 +119,7 @@ class Transcript:
 
 
 def load_transcript(path: Path) -> Transcript:
-    """The conversation of a file's last record: ``messages``, ``turns`` or a ``prompt``, answered or not.
+    """Read the conversation in a file's last record: ``messages``, ``turns`` or a ``prompt``, answered or not.
 
     Raises:
         UsageError: the file cannot be read, or its last record is not a conversation of a user and an assistant.
@@ -192,12 +192,12 @@ class Chat:
         pair: loaded models: the target and every draft of the profile.
         profile: ``prompt.chat`` says whether turns go through the target's chat template or are joined as plain text.
             Where it is unset, they go through the template if there is one.
-        outputs: outputs and inputs of the program; conversations are not saved to them.
+        outputs: outputs and inputs of the program; no conversation is saved to them.
 
     Attributes:
         profile: the settings of the next answer.
-        transcript: what was said.
-        metrics: of all answers so far, also of those taken back.
+        transcript: the turns so far.
+        metrics: of all answers so far, including removed ones.
 
     Raises:
         UsageError: the profile asks for a chat template, or has a system message, and there is no template.
@@ -232,7 +232,7 @@ class Chat:
     def answer(self, on_round: OnRound | None = None, enough: Callable[[], bool] = lambda: False) -> Turn | None:
         """Answer the last turn, again if it has an answer.
 
-        If that fails or nothing is written, an earlier answer stays, and a turn without an answer is removed.
+        If that fails or nothing is generated, an earlier answer stays, and a turn without an answer is removed.
 
         Args:
             on_round: see `Answerer.answer`; it receives the turn's number.
@@ -257,7 +257,7 @@ class Chat:
         return turn if written else None
 
     def ask(self, text: str) -> str:
-        """Say something and return the answer; raises what `answer` raises."""
+        """Add a turn and return the answer; raises the errors of `answer`."""
         self.say(text)
         turn = self.answer()
         return "" if turn is None else turn.answer or ""
@@ -379,7 +379,7 @@ class Chat:
 
 
 def _key(name: str) -> str:
-    """The dotted key of a setting, which may be given without its table."""
+    """The dotted key of a setting, given with or without its table."""
     known = {key: f"{table}.{key}" for table, schema in TABLES.items() for key in schema.model_fields}
     if name in known or name in known.values():
         return known.get(name, name)
@@ -402,16 +402,16 @@ def _explained(error: RecordError) -> SpecctlError:
 
 OURS = "specctl"
 NOT_ASKED = frozenset({"verification", "regex", "grammar", "logprobs"})
-"""Keys of the sampling table that requests to a server do not have."""
+"""Keys of the sampling table that requests to a server cannot have."""
 
 
 class RemoteChat(Chat):
     """One conversation with a server; no model is loaded.
 
     Args:
-        server: that answers.
+        server: the server that answers.
         client: connected to it.
-        profile: only its sampling and prompt tables are read; turns go through the server's chat template unless
+        profile: only its sampling and prompt tables count; turns go through the server's chat template unless
             ``prompt.chat`` is false.
         outputs: see `Chat`.
 
@@ -494,7 +494,7 @@ class RemoteChat(Chat):
         return {**found, "messages": [*first, *self.transcript.messages]}
 
     def use_policy(self, text: str) -> None:
-        """Set the policy of the next answers; raises UsageError where the server is not specctl's."""
+        """Set the policy of the next answers; raises UsageError unless the server is specctl's."""
         if self.server.owner != OURS:
             raise UsageError("/policy works with specctl's servers only: requests to others cannot name a policy")
         PolicyTable(**parse_policy(text, "/policy"))
@@ -524,7 +524,7 @@ class RemoteChat(Chat):
             raise UsageError("a system message needs a chat template", "plain turns have no place for one")
 
 
-ESCAPED = "//"  # Begins a turn whose text begins with a single slash
+ESCAPED = "//"  # Escapes the slash at the start of a turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -554,7 +554,7 @@ def run_slash(chat: Chat, line: str) -> Reply:
     """Run a slash command.
 
     Raises:
-        UsageError: there is no such command, its argument is missing, or it has one too many.
+        UsageError: there is no such command, its argument is missing, or it takes none.
         SpecctlError: it fails.
     """
     name, _, argument = line.strip().partition(" ")

@@ -1,4 +1,4 @@
-"""Outputs of a command: opened, locked and checked before its work begins, by one rule.
+"""Outputs of a command: opened, locked and checked before its work begins, by one set of rules.
 
 An output is never one of the inputs, nor another output. A file with content is replaced only with ``--force``, unless
 the command continues it; pipes, devices and standard output hold nothing to lose. Earlier content stays until the work
@@ -20,22 +20,22 @@ from typing import Protocol, Self, TextIO, overload
 
 from specctl.errors import OutputError, UsageError
 
-ABANDONED = 3600.0  # Seconds after which an unlocked folder is taken for one of a process that was killed
+ABANDONED = 3600.0  # Seconds after which an unlocked folder counts as left by a killed process
 
 
 def locked(descriptor: int) -> bool:
-    """Lock an open file or folder for as long as it is open; False if another process has locked it."""
+    """Lock an open file or folder until it is closed; False if another process has locked it."""
     return _obtained(descriptor) is not False
 
 
 def remove_abandoned(folder: Path, lock: Path) -> None:
-    """Remove a folder of this user's in which nothing is newer than `ABANDONED`, if no process has its lock.
+    """Remove a folder of this user without files newer than `ABANDONED`, if no process holds its lock.
 
-    What is not a folder, or cannot be removed, stays.
+    Anything but a folder stays, and so does a folder that cannot be removed.
 
     Args:
-        folder: which a process may have made that was killed.
-        lock: the file that this process had locked while it lived, in the folder or elsewhere; created where missing.
+        folder: possibly left by a killed process.
+        lock: the file that its process locked, in the folder or elsewhere; created if missing.
     """
     if sys.platform == "win32":
         return
@@ -72,7 +72,7 @@ _BLOCK = 1 << 16
 
 
 class Sink(Protocol):
-    """What text is written to: an output or a text stream."""
+    """A destination of text: an output or a text stream."""
 
     def write(self, text: str, /) -> int: ...
 
@@ -83,7 +83,7 @@ class Sink(Protocol):
 
 @contextmanager
 def naming(path: object) -> Iterator[None]:
-    """Turn an error of the block's writes into an OutputError that names the file; a closed pipe stays what it is."""
+    """Turn write errors of the block into an OutputError that names the file, except for a closed pipe."""
     try:
         yield
     except BrokenPipeError:
@@ -105,7 +105,7 @@ class _StandardOutput(io.TextIOWrapper):
 
 
 def name_standard_output() -> None:
-    """Let errors of standard output be OutputErrors for all writers."""
+    """Turn errors of standard output into OutputErrors for all writers."""
     old = sys.stdout
     # The console of Windows has a raw stream of its own.
     if isinstance(old, io.TextIOWrapper) and type(getattr(old.buffer, "raw", old.buffer)) is io.FileIO:
@@ -146,13 +146,13 @@ class OutputFile:
         return self._descriptor is not None and is_regular(self._descriptor)
 
     def begin(self, keep: int | None = None) -> bool:
-        """Remove earlier content that does not stay: all of it, or in a continued file what follows the last line feed.
+        """Remove earlier content: all of it, or in a continued file the part after the last line feed.
 
         Args:
             keep: in a continued file, the number of bytes that stay.
 
         Returns:
-            Whether nothing stays; true for what is not a regular file.
+            Whether the file is now empty; true unless it is a regular file.
         """
         if self._descriptor is None or not is_regular(self._descriptor):
             return True
@@ -184,14 +184,14 @@ class OutputFile:
         return len(text)
 
     def replace(self, text: str) -> None:
-        """Make the text the whole content; a regular file has its old content until it has all of the new."""
+        """Replace the whole content; a regular file keeps its old content until the new one is complete."""
         if self._descriptor is None or not is_regular(self._descriptor):
             self.write(text)
         else:
             write_whole(self.path.resolve(), text)
 
     def isatty(self) -> bool:
-        """Whether a terminal shows what is written."""
+        """Whether it writes to a terminal."""
         return sys.stdout.isatty() if self._descriptor is None else os.isatty(self._descriptor)
 
     def flush(self) -> None:
@@ -218,7 +218,7 @@ def is_regular(descriptor: int) -> bool:
 
 
 class Outputs:
-    """All outputs of a command, held until the block ends. What a failed run created and left empty is removed.
+    """All outputs of a command, held until the block ends. Empty files that a failed run created are removed.
 
     Args:
         force: replace files that have content.
@@ -239,13 +239,13 @@ class Outputs:
                 self._made.close()
 
     def further(self) -> "Outputs":
-        """Outputs that end before these, and are none of these nor of their inputs."""
+        """Further outputs that end before these. They may be neither these outputs nor their inputs."""
         further = Outputs(force=self._force)
         further._roles = dict(self._roles)
         return further
 
     def reads(self, role: str, path: str | Path | None) -> None:
-        """Note an input; ``-`` is standard input, None nothing. Raises UsageError if the file does not exist."""
+        """Register an input; ``-`` is standard input, None is ignored. Raises UsageError if the file does not exist."""
         if path is None:
             return
         if str(path) != "-" and not os.path.isdir(path):
@@ -258,7 +258,7 @@ class Outputs:
         self.protect(role, path)
 
     def protect(self, role: str, path: str | Path | None) -> None:
-        """Note a file, or the files in a folder, that no output may be; what does not exist is ignored."""
+        """Forbid a file, or the files in a folder, as outputs; missing ones are ignored."""
         if path is None:
             return
         files = [path] if str(path) == "-" or not os.path.isdir(path) else sorted(Path(path).iterdir())
@@ -276,13 +276,13 @@ class Outputs:
         """Open a file without changing its content.
 
         Args:
-            role: what it is, for messages: ``output``, ``trace``.
+            role: its name in messages: ``output``, ``trace``.
             path: the file; ``-`` is standard output, None no file.
-            resumed: whether this run continues the file; None where the command cannot.
+            resumed: whether this run continues the file; None if the command never does.
 
         Raises:
-            UsageError: it cannot be written, is an input or another output, has content that shall not be replaced, or
-                another process is writing it.
+            UsageError: it cannot be written, is an input or another output, has content that must not be replaced, or
+                is being written by another process.
         """
         if path is None:
             return None
@@ -307,7 +307,7 @@ class Outputs:
         """Make and lock a folder.
 
         Args:
-            role: what it is, for messages.
+            role: its name in messages.
             path: the folder; None for no folder.
             written: patterns of the names that will be written in it; other files in the folder stay.
             resumed: see `file`.
@@ -358,7 +358,7 @@ class Outputs:
             with suppress(FileNotFoundError):
                 if os.path.samestat(path.stat(), os.fstat(descriptor)):
                     return descriptor
-            # A failed run has removed the file after it was opened here.
+            # Another, failed run removed the file after it was opened here.
 
     def _held(self, path: Path, descriptor: int) -> None:
         if not locked(descriptor):
@@ -368,7 +368,7 @@ class Outputs:
 
 
 def _identity(path: str | Path, standard: TextIO) -> object:
-    """A value that is equal for all paths of a file; None for a stream that can be shared, or what does not exist."""
+    """A value that is equal for all paths of a file; None for a shareable stream or a missing file."""
     try:
         found = os.fstat(standard.fileno()) if str(path) == "-" else Path(path).stat()
     except (OSError, ValueError, AttributeError):

@@ -1,4 +1,4 @@
-"""The engines that `calibrate --export` writes settings for: their rules, as read in their source, and formats."""
+"""The engines of `calibrate --export`: their stopping rules, taken from their source code, and their formats."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,7 +24,7 @@ LONGEST = 20  # The longest draft that is tried
 
 @dataclass(frozen=True, slots=True)
 class Pairing:
-    """A pair and its sampling, for an engine's settings."""
+    """A pair and its sampling, as input for an engine's settings."""
 
     # target, draft: folders or hub ids
     target: str
@@ -36,18 +36,18 @@ class Pairing:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What an engine reads."""
+    """A setting in the engine's own format."""
 
-    place: str  # where the text belongs
+    place: str  # the place for the text
     text: str  # a command line, a file, or lines of Python
-    notes: tuple[str, ...] = ()  # what has to be known to use it
+    notes: tuple[str, ...] = ()  # notes on its use
 
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """An engine with the rules by which it stops drafts."""
+    """An engine with its rules for stopping drafts."""
 
-    name: str  # what ``--export`` calls it
+    name: str  # its name in ``--export``
     package: str | None  # of PyPI, whose version is compared where it is installed; None for an engine that has none
     version: str  # whose source was read
     released: str  # its date, or a description where the date is not known
@@ -55,12 +55,12 @@ class Engine:
     write: Callable[[Pairing, Setting], Written]  # writes a setting of its rule as it reads it
     # when sampling; None for a rule of its own that cannot be replayed, which ``own_rule`` describes
     acceptance: Acceptance | None
-    own_rule: str = ""  # the end of a sentence that begins with the engine's name
-    confidence: Confidence | None = None  # what its rules read of a draft token; None for nothing
-    keeps_trigger: bool = True  # whether the token below the threshold is verified too
-    capped: bool = True  # whether a threshold goes together with a longest draft
+    own_rule: str = ""  # ends a sentence that begins with the engine's name
+    confidence: Confidence | None = None  # the signal that its rules compare with a threshold; None for none
+    keeps_trigger: bool = True  # whether the token below the threshold is also verified
+    capped: bool = True  # whether a threshold can be combined with a longest draft
     kinds: "tuple[Kind, ...]" = ()  # of rules that it has besides drafts of one length
-    stops_at_eos: bool = False  # whether its draft ends at an end-of-sequence token; others draft on
+    stops_at_eos: bool = False  # whether a draft ends at an end-of-sequence token; else drafting continues
     blocks: bool = False  # whether it can verify draft tokens as a block
     # why its threshold takes time that no replay includes, as the beginning of a sentence; such a threshold is shown,
     # and a length is written. Empty if it does not.
@@ -68,21 +68,21 @@ class Engine:
     further_passes: int = 0  # of the draft in each round, apart from those that draft
     passes_when_full: int = 0  # further ones in a round whose tokens are all accepted
     passes_when_idle: int = 0  # of either model in a round without a draft, apart from the target's one
-    scheduled: bool = False  # whether it takes a length for each number of texts that it verifies at once
-    heads: tuple[str, ...] = ()  # the kinds of draft heads that settings are written for, too
-    longest: int | None = None  # the longest draft that it takes; None for any
+    scheduled: bool = False  # whether it supports a draft length for each batch size
+    heads: tuple[str, ...] = ()  # supported kinds of draft heads
+    longest: int | None = None  # longest supported draft; None for any
     read: str = "2026-11-22"  # the day on which its source was read
 
     def lengths(self, recorded: int) -> range:
-        """The lengths of drafts to try where recorded drafts have ``recorded`` tokens."""
+        """The draft lengths to try if recorded drafts have ``recorded`` tokens."""
         return range(1, min(LONGEST, recorded, self.longest or LONGEST) + 1)
 
 
 UNCAPPED = 1_000_000  # The longest draft of a rule that has none
 SHORT = (4, 6, 8)
-"""The longest drafts of policies where texts draft together: each round is as long as the longest of them."""
+"""The longest drafts of policies in a batch, where each round takes as long as its longest draft."""
 LADDERS = ((1, 2, 3), (1, 3, 5), (2, 4, 6), (1, 3, 5, 7), (3, 5, 7, 9), (1, 2, 3, 4, 5, 6, 7, 8))
-"""The lengths between which a rule that steps may choose."""
+"""The lengths that an adaptive rule may step between."""
 _TWENTIETHS = tuple(round(0.05 * n, 2) for n in range(1, 20))
 _TENTHS = tuple(round(0.1 * n, 1) for n in range(1, 10))
 Values = Iterable[dict[str, Any]]
@@ -92,10 +92,10 @@ Values = Iterable[dict[str, Any]]
 class Kind:
     """A kind of rule."""
 
-    policy: str  # the policy that stops drafts by it
+    policy: str  # the policy that implements it
     # the settings to try in an engine, from the lengths of drafts that can be replayed
     values: Callable[[Engine, Sequence[int]], Values]
-    words: Callable[[dict[str, Any]], str]  # describes a setting, alike for all engines
+    words: Callable[[dict[str, Any]], str]  # describes a setting in the same words for all engines
     compares: bool = False  # whether it reads `Engine.confidence`
     for_heads: bool = False  # whether an engine has it only for draft heads
 
@@ -119,7 +119,7 @@ def _probed(_: Engine, lengths: Sequence[int]) -> Values:
 
 
 def _policy(name: str) -> Kind:
-    """A policy of specctl's that an engine runs, with short drafts."""
+    """A policy of specctl that an engine runs, with short drafts."""
     return Kind(
         name,
         lambda _, lengths: [
@@ -185,8 +185,8 @@ def rule_space(engine: Engine, confidence: Confidence | None, longest: int, head
     """Every setting of an engine's rules to try.
 
     Args:
-        engine: whose rules they are.
-        confidence: what traces say of the engine's own confidence; None to try no thresholds.
+        engine: the engine.
+        confidence: the traces' values of the engine's confidence; None to try no thresholds.
         longest: the longest draft that can be replayed.
         head: the kind of draft head; None for a draft model.
     """
@@ -200,7 +200,7 @@ def rule_space(engine: Engine, confidence: Confidence | None, longest: int, head
 
 
 def words_of(setting: Setting) -> str:
-    """A setting of `rule_space` in words that hold for all engines."""
+    """A setting of `rule_space` in the same words for all engines."""
     if not setting.drafts:
         return "no draft"
     values = setting.all_values
@@ -210,18 +210,18 @@ def words_of(setting: Setting) -> str:
 
 
 def length_of(setting: Setting) -> int:
-    """The longest draft of a setting of `specctl.export.engines`, or the first one's length where it moves."""
+    """The longest draft of a setting of this module, or the first length of an adaptive one."""
     values = setting.all_values
     return int(next(values[name] for name in ("draft_length", "first", "least", "max_draft") if name in values))
 
 
 def threshold_of(setting: Setting) -> float:
-    """The threshold of such a setting, 0 without one."""
+    """The threshold of a setting, 0 without one."""
     return float(setting.all_values.get("threshold", 0.0))
 
 
 def lengths_of(setting: Setting) -> list[tuple[int, int | None, int]]:
-    """For each number of texts at once from which on a length holds, the last one (None for any) and the length."""
+    """Ranges of batch sizes: by first size, the last size (None for no limit) and the draft length."""
     steps = [(1, setting.at(1)), *setting.batches]
     ends = [least - 1 for least, _ in steps[1:]]
     lengths = [length_of(one) if one.drafts else 0 for _, one in steps]
@@ -245,7 +245,7 @@ def for_transformers(pair: Pairing, setting: Setting) -> Written:
 
 
 def for_vllm(pair: Pairing, setting: Setting) -> Written:
-    """A command line. Drawn draft tokens need their probabilities kept, which is not vLLM's default."""
+    """A command line. Sampled draft tokens need stored probabilities, which is not vLLM's default."""
     config: dict[str, Any] = {
         "method": "draft_model",
         "model": pair.draft,
@@ -254,7 +254,7 @@ def for_vllm(pair: Pairing, setting: Setting) -> Written:
     if setting.batches:
         steps = lengths_of(setting)
         config["num_speculative_tokens"] = max(length for *_, length in steps)
-        # The last length holds for more texts, too, whatever the end of its range.
+        # The last length also applies beyond the end of its range.
         config["num_speculative_tokens_per_batch_size"] = [[low, high or low, length] for low, high, length in steps]
     if pair.temperature:
         config["draft_sample_method"] = "probabilistic"
@@ -287,7 +287,7 @@ def for_vllm_plugin(pair: Pairing, setting: Setting) -> Written:
 
 
 def for_sglang(pair: Pairing, setting: Setting) -> Written:
-    """A command line; the number of draft tokens counts the token that they follow. A file for adaptive ones."""
+    """A command line, whose number of draft tokens includes the token before them; a file for adaptive lengths."""
     length = length_of(setting)
     options = {
         "model-path": pair.target,
@@ -307,7 +307,7 @@ def for_sglang(pair: Pairing, setting: Setting) -> Written:
         return Written(place, _command(command, options))
     options["speculative-adaptive-config"] = "adaptive.json"
     started = f"{_command(command, options)} --speculative-adaptive"
-    # Where a number of texts has no entry, that of the next smaller one holds.
+    # A batch size without an entry uses that of the next smaller size.
     file = json.dumps({rows: {"candidate_steps": steps} for rows, steps in ladders.items()})
     return Written(f"adaptive.json, for: {started}", file, ("It is off with attention data parallelism.",))
 
@@ -343,7 +343,7 @@ def for_tensorrt_llm(pair: Pairing, setting: Setting) -> Written:
 
 
 def _schedule(steps: list[tuple[int, int | None, int]]) -> tuple[dict[int, int], tuple[str, ...]]:
-    """`lengths_of` as TensorRT-LLM takes them, by the last number of requests of each, and what is to be said of them.
+    """`lengths_of` in TensorRT-LLM's form, by the last batch size of each range, with notes.
 
     Its first length has to be its longest one, for which it reserves memory. Behind the last number it never drafts.
     """
@@ -550,7 +550,7 @@ def engine_of(name: str) -> Engine:
 
 
 def other_version(engine: Engine) -> str | None:
-    """The version of the engine that this Python has, if it is another than the one that was read."""
+    """The version of the engine installed here, if it differs from the version whose source was read."""
     if engine.package is None:
         return None
     try:

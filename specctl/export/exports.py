@@ -1,4 +1,4 @@
-"""Exports of one calibration: what was asked for, and what was found for every engine."""
+"""Exports of one calibration: the request, and the outcome for every engine."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -18,12 +18,12 @@ from specctl.replay.costs import CostTable
 from specctl.replay.trace_files import TraceSet
 from specctl.reporting.table import DEFINITIONS, UNKNOWN, UP, Table
 
-LONGEST_PRICED = 1000  # The longest draft that given costs price
+LONGEST_PRICED = 1000  # The longest draft in a table of given costs
 
 
 @dataclass(frozen=True, slots=True)
 class GivenCosts:
-    """Milliseconds that passes take in an engine."""
+    """The pass times of an engine in milliseconds."""
 
     draft: float  # of a draft step
     target: float  # of a target pass over one token
@@ -37,14 +37,13 @@ class GivenCosts:
         return f"{self.draft:g} ms for a draft step and {passes}"
 
     def table(self, rows: int = 1) -> CostTable:
-        """Of rounds in which that many texts take part."""
+        """The cost table of rounds of a number of texts."""
         return CostTable.flat(self.draft, self.target, LONGEST_PRICED, self.per_token * rows, self.alone)
 
 
 @dataclass(frozen=True, slots=True)
 class ExportRequest:
-    """What is to be exported: the engines, their costs if these are known, of several texts by their number, and the
-    kind of draft head, None for a draft model."""
+    """The engines to export to, their costs (for several texts by batch size), and the kind of draft head."""
 
     engines: tuple[Engine, ...]
     costs: GivenCosts | None = None
@@ -54,13 +53,13 @@ class ExportRequest:
 
 @dataclass(frozen=True, slots=True)
 class Exports:
-    """What was found for every engine, with what it is compared with."""
+    """The outcome for every engine, with specctl's own setting for comparison."""
 
     found: Sequence[Exported]  # an entry for each engine
     here: Ranked  # the setting that specctl itself would use, with the same costs
     costs: GivenCosts | None  # of the engine; None for those of this machine
-    reported_on: int  # how many prompts report
-    held_out: bool  # whether these chose nothing
+    reported_on: int  # number of prompts reported on
+    held_out: bool  # whether these prompts were held out from the choice
 
 
 def export_to(
@@ -71,14 +70,14 @@ def export_to(
     pair: Callable[[], Pair],
     progress: Progress = SILENT,
 ) -> Exports:
-    """Search every engine's rule, and with given costs specctl's own policies once more.
+    """Search every engine's rule. With given costs, search specctl's own policies again too.
 
     Args:
         request: the engines.
         profile: of a target and one draft.
-        asked: the settings of specctl's own that compete.
+        asked: the candidate settings of specctl.
         decision: the calibration.
-        pair: gives the loaded models, asked for only if an engine's draft tokens are not those of the traces.
+        pair: loads the models; called only if an engine's draft tokens differ from those of the traces.
         progress: receives a count of settings.
 
     Raises:
@@ -113,7 +112,7 @@ _BAR = 20
 
 
 def export_tables(exports: Exports) -> list[Table]:
-    """A table of all engines, and one with the curve over the longest draft for all that have the same."""
+    """A table of all engines, and one curve over the longest draft for each group of engines with the same values."""
     alike: dict[tuple[str, ...], list[Exported]] = {}
     for one in exports.found:
         alike.setdefault(_kinds(one), []).append(one)
@@ -137,7 +136,7 @@ def _by_size(exports: Exports) -> Table:
 
 
 def _kinds(one: Exported) -> tuple[str, ...]:
-    """The fastest setting of each kind of rule with its speed; equal for engines with the same rule."""
+    """The fastest setting of each kind of rule with its speed; engines with the same rule share it."""
     return tuple(f"{words_of(score.setting)}: {score.tokens_per_second:.1f}" for score in one.kinds)
 
 
@@ -201,7 +200,7 @@ def _speed(score: Score | None) -> float:
 
 
 def text_of(one: Exported) -> str:
-    """What to copy, below comments that say where it belongs and what it was written for."""
+    """The text to copy, below comments on its place and the engine's version."""
     engine = one.engine
     lines = [f"{engine.name} {engine.version} ({engine.released}), by {engine.source}, read {engine.read}"]
     if not one.pays:
@@ -211,7 +210,7 @@ def text_of(one: Exported) -> str:
 
 
 def export_warnings(exports: Exports) -> list[str]:
-    """What a reader has to know before trusting it."""
+    """Warnings about the exports."""
     found = []
     if exports.costs is None:
         found.append(

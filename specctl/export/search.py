@@ -1,4 +1,4 @@
-"""The search for an engine's fastest setting, with the replay and the prices of its own rule."""
+"""The search for an engine's fastest setting, by replaying and pricing the engine's own rule."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -45,7 +45,7 @@ from specctl.replay.traces import DraftSteps, Recorded, Trace
 
 @dataclass(slots=True)
 class AdaptiveVerification(Rule):
-    """How many draft tokens vLLM 0.33.0 verifies (vllm/v1/worker/gpu/spec_decode/adaptive_verification.py).
+    """The number of draft tokens that vLLM 0.33.0 verifies (vllm/v1/worker/gpu/spec_decode/adaptive_verification.py).
 
     K tokens are drafted, and the first n of them verified. n maximises (1 + S_1 + ... + S_n) / (D + V(n)), with the
     acceptance estimated for the draft *before*, because the newest one is not on the host yet. All tokens of a text's
@@ -67,7 +67,7 @@ class AdaptiveVerification(Rule):
 
     @property
     def whole(self) -> int:
-        """How many tokens are drafted."""
+        """The number of drafted tokens."""
         return len(self.verify) - 1
 
     def reset(self) -> None:
@@ -82,7 +82,7 @@ class AdaptiveVerification(Rule):
         self._estimate.learn([read(step.top_prob) for step in round_.steps], round_.accepted)
 
     def look(self, draft: Recorded, start: int, eos: frozenset[int]) -> None:
-        """Estimate the acceptance of the draft of the round that begins at a position, its unverified tokens too.
+        """Estimate the acceptance of all tokens drafted in the round that begins at a position, verified or not.
 
         Draft tokens after the end of a sequence, or after the recorded ones, count as not accepted.
         """
@@ -107,16 +107,16 @@ def _step(draft: Recorded, start: int, index: int) -> DraftStep | None:
 def score_in(
     engine: Engine, setting: Setting, traces: TraceSet, prompts: Sequence[str], costs: CostTable
 ) -> Score | None:
-    """Score a setting on prompts; None where it drafts more than the traces or the costs hold.
+    """Score a setting on prompts; None if it drafts more tokens than the traces or the costs cover.
 
     Unlike `specctl.calibration.search.score` it counts the draft's passes as the engine makes them: also for a token
     that is dropped because it stopped the draft, for tokens after an end-of-sequence token where the engine does not
     look for one, for tokens that are not verified, and the further passes of `Engine`.
 
     Args:
-        engine: whose rule the setting is.
+        engine: the engine with this rule.
         setting: of a single draft, see `specctl.export.engines`.
-        traces: as the engine would keep draft tokens.
+        traces: with the engine's rule for accepting draft tokens.
         prompts: ids.
         costs: of a draft alone.
     """
@@ -148,7 +148,7 @@ def score_in(
 
 
 def _policy(setting: Setting, clock: Clock, context: int) -> StoppingPolicy:
-    """What stops drafts in the engine."""
+    """The policy that stops drafts in the engine."""
     if setting.policy != ADAPTIVE_VERIFICATION.policy:
         return setting.build()
     times = [clock(context, count, 0) for count in range(setting.longest_draft + 1)]
@@ -156,7 +156,7 @@ def _policy(setting: Setting, clock: Clock, context: int) -> StoppingPolicy:
 
 
 def _verified(engine: Engine, setting: Setting, round_: Round, room: int) -> int:
-    """How many draft tokens the target verifies; after an end of sequence they count up to the longest draft."""
+    """The number of verified draft tokens; after an end of sequence, it includes tokens up to the longest draft."""
     longest = setting.longest_draft
     if round_.stop is StopReason.EOS and not engine.stops_at_eos and longest < UNCAPPED:
         return min(longest, room)
@@ -164,7 +164,7 @@ def _verified(engine: Engine, setting: Setting, round_: Round, room: int) -> int
 
 
 def _further(engine: Engine, setting: Setting, round_: Round, room: int) -> int:
-    """Passes of the draft apart from one for each token that is verified."""
+    """The draft's passes beyond one per verified token."""
     if not setting.drafts or room < 1:
         return 0
     dropped = round_.stop is StopReason.POLICY and not setting.all_values.get("keep_trigger", True)
@@ -177,16 +177,16 @@ GREEDY = Sampling()
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How a text is read so that its trace is that of an engine."""
+    """The way to read a text so that its trace is that of an engine."""
 
-    # which draft tokens are kept; None in greedy decoding, where all engines agree
+    # the acceptance rule; None in greedy decoding, where all engines agree
     acceptance: Acceptance | None = None
     blocks: bool = False  # whether they are verified as a block
-    confidence: Confidence | None = None  # what a threshold is compared with; None for none
+    confidence: Confidence | None = None  # the signal compared with a threshold; None for none
 
 
 def reading_of(engine: Engine, sampling: Sampling) -> Reading:
-    """How an engine reads texts that were sampled in this way, verified as blocks where it can.
+    """The reading of an engine for texts sampled in this way, with block verification where it is supported.
 
     Raises:
         UsageError: its rule for sampling cannot be replayed.
@@ -198,13 +198,13 @@ def reading_of(engine: Engine, sampling: Sampling) -> Reading:
             f"when sampling, {engine.name} {engine.own_rule}: it cannot be replayed",
             "export for greedy decoding (-t 0), or measure lengths in the engine itself",
         )
-    # Signals are of the softmax at temperature 1, and an engine looks at the distribution that it draws from.
+    # Recorded signals are of the softmax at temperature 1; an engine uses the distribution it samples from.
     known = engine.confidence if sampling.plain or engine.confidence in ("top ten", "top logit") else None
     return Reading(engine.acceptance, engine.blocks and sampling.in_blocks, known)
 
 
 def traces_as(reading: Reading, traces: TraceSet, profile: Profile, pair: Callable[[], Pair]) -> TraceSet:
-    """The texts of a calibration with what an engine would draft along them; thresholds are compared with ``top_prob``.
+    """The texts of a calibration with the drafts of an engine; thresholds are compared with ``top_prob``.
 
     When sampling, a text follows the target's distribution whatever the draft was. Given the text, the draft tokens of
     an engine that takes the likeliest are fixed, and one is kept where the text has the same. Those of an engine that
@@ -214,8 +214,8 @@ def traces_as(reading: Reading, traces: TraceSet, profile: Profile, pair: Callab
     Args:
         reading: the engine's.
         traces: of one draft model, with the records of the prompts.
-        profile: that the traces were made with.
-        pair: gives the loaded models, asked for only if texts have to be read again.
+        profile: the profile of the traces.
+        pair: loads the models; called only if texts must be read again.
     """
     apart = reading.acceptance in ("likeliest", "matched")
     other_verdicts = reading.acceptance == "ratio" and reading.blocks != (traces.verification == "block")
@@ -254,7 +254,7 @@ def _read_turns(
     pair: Pair,
     generator: torch.Generator,
 ) -> list[Trace]:
-    """The turns of a record, read again."""
+    """Read the turns of a record again."""
     sampling = replace(
         Sampling.measured(answerer.settings_of(record), pair), verification="block" if reading.blocks else "token"
     )
@@ -302,7 +302,7 @@ def _judged_by(trace: Trace, confidence: Confidence) -> Trace:
 
 @dataclass(frozen=True, slots=True)
 class BatchLength:
-    """The fastest length for a number of texts at once, on the prompts reported on; none where no draft pays."""
+    """The fastest length for a batch size, on the prompts reported on; none if no draft pays."""
 
     rows: int
     found: Ranked
@@ -316,11 +316,11 @@ def batch_lengths(
     costs: CostTable,
     advance: Callable[[], None] = lambda: None,
 ) -> list[BatchLength]:
-    """The fastest length for each number of texts at once, found by replay; none if it is within one standard error.
+    """The fastest length for each batch size, found by replay; ``none`` if that is within one standard error.
 
     Args:
-        engine: which drafts for all texts equally far.
-        traces: as the engine keeps and judges draft tokens.
+        engine: an engine with one draft length for all texts of a batch.
+        traces: with the engine's acceptance rule and confidence.
         prompts: ids to choose on and to report on.
         sizes: numbers of texts, each at least 2.
         costs: of the engine or of this machine, with ``batches`` of these numbers.
@@ -344,7 +344,7 @@ def batch_lengths(
 
 
 def with_further_passes(engine: Engine, costs: CostTable) -> CostTable:
-    """Costs in which each verification of a draft contains the draft's passes that draft nothing."""
+    """Costs that add the draft passes without a draft token to each verification."""
     if not engine.further_passes:
         return costs
     dearer = costs.verify_ms.copy()
@@ -356,7 +356,7 @@ def with_further_passes(engine: Engine, costs: CostTable) -> CostTable:
 
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
-    """What an engine reaches with drafts of at most some tokens, on the prompts chosen on."""
+    """The speeds of an engine with a given longest draft, on the prompts chosen on."""
 
     constant: Score  # drafts of exactly that length
     stopped: Score | None  # drafts that a threshold stops, the fastest one; None for an engine without thresholds
@@ -379,7 +379,7 @@ class Exported:
 
     @property
     def pays(self) -> bool:
-        """Whether drafting is faster than the target alone, beyond the noise."""
+        """Whether drafting is faster than the target alone beyond the noise."""
         return self.found.score.setting.drafts
 
 
@@ -393,14 +393,14 @@ def search_rule(
     advance: Callable[[], None] = lambda: None,
     sizes: Sequence[int] = (),
 ) -> Exported:
-    """Replay the whole rule, choose on one part of the prompts and report on the other.
+    """Replay all settings of the rule, choose on one part of the prompts and report on the other.
 
     Of each kind of rule the fastest setting competes; the simplest kind within one standard error of the fastest wins.
 
     Args:
         engine: whose rule it is.
-        reading: what `specctl.export.search.traces_as` made the traces with.
-        traces: as the engine keeps and judges draft tokens.
+        reading: the reading used in `traces_as`.
+        traces: with the engine's acceptance rule and confidence.
         prompts: ids to choose on and to report on.
         costs: of the engine, or of this machine.
         pair: as the engine reads its name, with the sampling.
@@ -419,7 +419,7 @@ def search_rule(
     assert alone is not None
     bests = [max(scores, key=_speed) for scores in families.values()]
     reported = {best.setting: score_in(engine, best.setting, traces, reported_on, costs) for best in bests}
-    # A rule without a longest draft may write more on these prompts than was recorded.
+    # A rule without a longest draft may draft more on these prompts than was recorded.
     bests = [best for best in bests if reported[best.setting] is not None]
     priced = [best for best in bests if not (engine.unpriced and best.setting.policy == THRESHOLD.policy)]
     chosen, drafting = choose([baseline, *priced]).chosen, choose(priced).chosen

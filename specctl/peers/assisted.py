@@ -1,4 +1,4 @@
-"""transformers' own assisted generation on the loaded models, called as a user of transformers calls it."""
+"""transformers' own assisted generation on the loaded models, called as users of transformers call it."""
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from time import perf_counter
@@ -22,7 +22,7 @@ from specctl.records import Completion, Round
 
 
 class _Arrivals(BaseStreamer):
-    """Records when generated tokens arrive, once for each round; the first call receives the prompt."""
+    """Records the arrival time of generated tokens, once for each round; the first call receives the prompt."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
@@ -46,7 +46,7 @@ class _Counter:
 
 
 def pairing_obstacle(target: ModelTable, draft: DraftTable) -> str | None:
-    """Why transformers cannot pair a draft with a target by their files, as the end of a sentence; None if it can.
+    """The reason why transformers cannot pair a draft with a target, as the end of a sentence; None if it can.
 
     Raises:
         ModelError: a model cannot be found.
@@ -63,7 +63,7 @@ def pairing_obstacle(target: ModelTable, draft: DraftTable) -> str | None:
 
 
 class _Thresholds:
-    """Notes the confidence threshold with which a draft model drafts in each round of transformers' generation."""
+    """Records the draft's confidence threshold in each round of transformers' generation."""
 
     def __init__(self, draft: PreTrainedModel) -> None:
         self.seen: list[float] = []
@@ -82,12 +82,12 @@ class AssistedPeer:
     Args:
         pair: with a draft.
         name: of the peer.
-        settings: of the draft's generation_config; None for those that the name stands for.
+        settings: of the draft's generation_config; None for the settings of the name.
 
     Attributes:
         passes: for each completion so far, forward passes of the target and of the draft.
         thresholds: for each completion so far, the confidence thresholds of its first and of its last draft, which
-            differ where transformers found scikit-learn and moved it; None without a threshold or a draft.
+            differ if transformers found scikit-learn and adapted it; None without a threshold or a draft.
 
     Raises:
         UsageError: the pair has no draft, or transformers cannot pair the draft with the target.
@@ -124,7 +124,7 @@ class AssistedPeer:
     def play(
         self, prompt: Sequence[int], settings: SamplingTable, *, seed_offset: int = 0
     ) -> Generator[Round, bool | None, Completion]:
-        """`generate` as `Generates` has it; rounds are not visible."""
+        """`generate` with the signature of `Generates`; rounds are not visible."""
         yield from ()
         return self.generate(prompt, settings, seed_offset=seed_offset)
 
@@ -139,7 +139,7 @@ class AssistedPeer:
 
         Raises:
             RecordError: the prompt leaves no room in the context.
-            PeerError: transformers does not run these models so.
+            PeerError: transformers cannot run these models.
         """
         target, draft = self._pair.models[:2]
         eos = sorted(self._pair.eos)

@@ -9,7 +9,7 @@ The engines' own exporters do the work, in the Python that ``--python`` names:
     openvino           pip install "optimum-intel[openvino]", which wants an older transformers than specctl does
     llama.cpp          the folder of its source, --source, whose script needs torch and transformers
 
-A folder counts as converted once everything is in it.
+A folder counts as converted once it is complete.
 """
 
 import argparse
@@ -32,12 +32,12 @@ ANY_TOKENIZER = Path(__file__).with_name("programs") / "gguf_of_any_tokenizer.py
 class Conversion:
     """The conversion of one model."""
 
-    python: str  # that has the exporter
+    python: str  # the Python with the exporter
     source: Path | None  # llama.cpp's source, where it is needed
     model: Path  # the checkpoint's folder
     role: str  # ``target`` or ``draft``
     folder: Path  # for the whole pair
-    precision: str  # the exporter's word for it
+    precision: str  # the exporter's name for it
 
 
 def onnx(one: Conversion) -> list[str]:
@@ -68,13 +68,13 @@ def gguf(one: Conversion) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Exporter:
-    """How models become those of a peer."""
+    """The conversion of models for a peer."""
 
     command: Callable[[Conversion], list[str]]  # that converts one model
     package: str  # whose version is noted; empty for none
     # of the weights, with the exporter's word, and how keys and values are held if nothing else is asked
     precisions: Mapping[str, tuple[str, str]]
-    caches: tuple[str, ...]  # how else the peer can hold them
+    caches: tuple[str, ...]  # other formats that the peer supports for them
 
 
 EXPORTERS = {
@@ -109,7 +109,7 @@ def convert(peer: str, arguments: argparse.Namespace) -> None:
 
     Raises:
         UsageError: the peer has no such weights or cache, a model is not here, or the folder has something in it.
-        SpecctlError: the exporter failed; what it said is on standard error.
+        SpecctlError: the exporter failed; its messages are on standard error.
     """
     exporter, folder = EXPORTERS[peer], Path(arguments.folder).absolute()
     precision, cache = exporter.precisions[_one_of("--weights", arguments.weights, exporter.precisions)]

@@ -1,4 +1,4 @@
-"""The peers that `bench --peer` can name, how they draft, and how their processes are started."""
+"""The peers of `bench --peer`, their ways to draft, and the start of their processes."""
 
 import json
 import shutil
@@ -41,13 +41,13 @@ DEFAULT_WAY = "constant"
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A way to draft, which has one value."""
+    """A way to draft, with one value."""
 
     key: str  # ``tokens`` of a draft, or the ``threshold`` of a probability
     # least, most: bounds of the value
     least: float
     most: float
-    default: float  # the value where none is given
+    default: float  # default
 
     def value(self, text: str | None) -> float:
         """The value in a text; raises ValueError for an invalid one."""
@@ -63,9 +63,9 @@ class Way:
 class PeerEngine:
     """An engine that is measured in a process of its own."""
 
-    module: str | None  # that its Python must be able to import; None for an engine that is a program
+    module: str | None  # the module it needs in Python; None for an engine that is a program
     package: str  # the distribution of the module; for a program, its file name
-    ways: Mapping[str, Way]  # how it can draft, by name
+    ways: Mapping[str, Way]  # its ways to draft, by name
     batches: bool = False  # whether its worker can run several prompts at once, without a draft
 
 
@@ -154,7 +154,7 @@ class Converted:
     # weights, cache: how the engine holds weights, and keys and values, such as ``float32``
     weights: str
     cache: str
-    exporter: str  # what converted them
+    exporter: str  # the converter
 
 
 def write_manifest(folder: Path, converted: Converted) -> None:
@@ -188,19 +188,19 @@ WORKER = Path(__file__).with_name("programs") / "worker.py"
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A peer that is to run in a process of its own."""
+    """The start of a peer in a process of its own."""
 
     setting: PeerSetting  # how it drafts
     command: tuple[str, ...]  # the process
     folder: Path  # its models
-    converted: Converted  # what they are
+    converted: Converted  # the contents of its folder
 
 
 def paths_by_peer(flag: str, texts: Iterable[str], settings: Sequence[PeerSetting]) -> dict[str, Path]:
     """The paths of a repeatable flag ``PEER=PATH``.
 
     Raises:
-        UsageError: a text is not of that form, or names a peer that does not run in a process or is not measured.
+        UsageError: a text has another form, or its peer does not run in a process or is not measured.
     """
     found: dict[str, Path] = {}
     for text in texts:

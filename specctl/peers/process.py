@@ -1,4 +1,4 @@
-"""Other engines, each in a process that answers a line of JSON with a line of JSON and is stopped in between."""
+"""Other engines, each in a process that answers lines of JSON with lines of JSON and is paused in between."""
 
 import json
 import os
@@ -22,21 +22,21 @@ from specctl.peers.programs.worker import Answer
 from specctl.profile.schema import SamplingTable
 from specctl.records import Completion, FinishReason, Round
 
-HELLO_SECONDS = 120.0  # How long the first line may take, for which a package is imported
+HELLO_SECONDS = 120.0  # Seconds until the first line, which include importing a package
 NOT_PASSED_ON = ("OMP_", "GOMP_", "KMP_")
-"""Prefixes of environment variables for specctl's own threads; a peer has its own defaults."""
+"""Prefixes of environment variables about threads; not passed on, because a peer has its own defaults."""
 
 
 class PeerError(ModelError):
-    """A peer's process cannot be used, or no longer."""
+    """A peer's process cannot be used, or not any more."""
 
 
 class PeerProcess:
     """A process with a process group of its own, which its children share.
 
-    It is stopped (SIGSTOP) except between a question and its answer, so that spinning threads take no time from others.
-    If this process dies without ending it, the system continues it and sends it SIGHUP, because its group has no parent
-    in the session.
+    It is paused (SIGSTOP) except between a question and its answer, so that spinning threads do not slow others. If
+    this process dies without ending it, the system continues it and sends it SIGHUP, because its group has no parent in
+    the session.
 
     Args:
         label: names it in messages.
@@ -107,7 +107,7 @@ class PeerProcess:
         self.close()
 
     def _exchange(self, line: bytes, seconds: float) -> dict[str, Any]:
-        """Write a line, read a line, and stop the process."""
+        """Write a line, read a line, and pause the process."""
         text = self._read(line, monotonic() + seconds, seconds)
         self._signal(signal.SIGSTOP)
         try:
@@ -142,7 +142,7 @@ class PeerProcess:
         return answer
 
     def _end(self) -> str:
-        """How the process ended, and the last line that it wrote to standard error."""
+        """A description of how the process ended, and its last line on standard error."""
         try:
             code = self._process.wait(5.0)
         except subprocess.TimeoutExpired:
@@ -192,7 +192,7 @@ def completion_of(
 
 LOADING_SECONDS = 600.0
 RUN_SECONDS, TOKEN_SECONDS = 60.0, 2.0
-"""How long an answer may take: seconds, and further seconds for each token of the prompt and of the limit."""
+"""The time limit of an answer: seconds, plus seconds for each token of the prompt and of the limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +208,7 @@ class MeasuredPeer:
     """A peer whose models are loaded; its rounds are not visible, but it counts its passes where it can.
 
     Times are measured in its process, from ids to ids, without the communication. Several prompts at once share the
-    time of their batch, as texts of specctl's batches share passes; for a `Hub` the peer is the shared object.
+    time of their batch, as texts of specctl's batches share passes; the peer acts as the shared object of a `Hub`.
 
     Args:
         pair: the same models, loaded here, with the context, the ids that end a text, and the tokenizer.
@@ -218,7 +218,7 @@ class MeasuredPeer:
     Attributes:
         passes: for each completion so far, forward passes of the target and of the draft.
         version: of the engine.
-        batches: whether it can `run` several prompts at once.
+        batches: whether `run` accepts several prompts.
 
     Raises:
         UsageError: the pair's target has rules that the peer does not follow.
@@ -285,7 +285,7 @@ class MeasuredPeer:
         return completion_of(self._pair, prompt, seed, tokens, found.seconds, found.first_seconds, arrivals)
 
     def run(self, requests: Sequence[PeerPrompt]) -> list[Answer | PeerError]:
-        """The answers to all prompts at once; each has an equal share of the seconds.
+        """Answer all prompts at once; each answer gets an equal share of the time.
 
         Prompts that have no room in the context once they are padded to the longest are run one by one.
         """
@@ -303,7 +303,7 @@ class MeasuredPeer:
             return [PeerError(f"{self._label}: its answer lacks something ({error!r})") for _ in requests]
 
     def row(self, answered: Callable[[PeerPrompt], Answer | PeerError]) -> Self:
-        """A peer with its own `passes` that passes its prompts to ``answered``, to be run together with others."""
+        """A copy with its own `passes` that hands its prompts to ``answered``, to be batched with others."""
         one = copy(self)
         one.passes, one._answered = [], answered
         return one
@@ -314,6 +314,6 @@ class MeasuredPeer:
         seconds = float(found["seconds"])
         arrivals = [float(one) for one in found["arrivals"]]
         if count > 1 and not arrivals:
-            arrivals = [seconds]  # when all of it was there: its share says less
+            arrivals = [seconds]  # the batch's end: a share of its time is not an arrival
         times = seconds / count, float(found["first_seconds"])
         return Answer([int(one) for one in found["ids"]], *times, int(found["passes"]), int(found["drafted"]), arrivals)

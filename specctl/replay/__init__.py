@@ -1,1 +1,1 @@
-"""Exact replay: traces of one run, policies replayed on them, and the predicted time of the replayed rounds."""
+"""Exact replay: traces of one run, replay of policies on them, and the predicted time of the replayed rounds."""

@@ -29,7 +29,7 @@ HALVINGS = 30
 
 @dataclass(slots=True)
 class Solved(Rule):
-    """Stops where the value of continuing is not above 0, which is tabulated over log S and the last token's class."""
+    """Stops unless the value of continuing, tabulated over log S and the last token's class, is above 0."""
 
     # ``(4,)`` of 1, log-odds of the top probability, sqrt(entropy) and log of the token's index; their sum is the logit
     # of the token's acceptance
@@ -72,7 +72,7 @@ def play_best(traces: Iterable[Trace], costs: CostTable, eos: Set[int], *, longe
 def best_stopping(
     traces: Sequence[Trace], costs: CostTable, *, longest: int = LONGEST, one_step: bool = False
 ) -> Solved:
-    """The rule with the most tokens per second, fitted to the very traces on which it is to be replayed.
+    """The rule with the most tokens per second, fitted to the same traces on which it is replayed.
 
     The acceptance probability a of each token is fitted: logistic in log-odds of the top probability and in
     sqrt(entropy), and for a draft head, whose tokens depend on where the round began, in log of the token's index.
@@ -175,7 +175,7 @@ def _solve(acceptance: _Acceptance, price: float) -> tuple[Floats, float]:
             if np.abs(better - continuing).max() < 1e-6:
                 break
             continuing = better
-    # With one_step, too, a round is worth everything that the rule earns in it.
+    # With one_step too, a round is worth all tokens that the rule gains in it.
     value = np.zeros_like(gain)
     for _ in range(acceptance.longest - 1):
         value = np.where(continuing > 0, (gain + after(value)) @ acceptance.follows.T - price, 0.0)
@@ -205,10 +205,10 @@ def oracle(trace: Trace, levels: int = 1) -> Replay:
 
 
 def _fewest_passes(draft: Recorded, first: int, end: int, limit: int) -> dict[int, int]:
-    """How many tokens to draft at each position of a text, so that no more passes than needed reach its end.
+    """The number of tokens to draft at each position of a text to reach its end in the fewest passes.
 
     Args:
-        draft: says from each position how many draft tokens in a row are accepted.
+        draft: gives the number of draft tokens accepted in a row from each position.
         first, end: the positions at which rounds begin.
         limit: the text's token limit.
     """

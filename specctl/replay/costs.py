@@ -17,14 +17,14 @@ from specctl.statistics import Floats
 
 @dataclass(slots=True)
 class Level:
-    """The rounds of one draft on one sequence, as columns of equal length."""
+    """The rounds of one draft on one sequence, in columns of equal length."""
 
     # generated tokens before each round; tokens collected in the block count for an inner round
     starts: list[int] = field(default_factory=list)
     # drafted, accepted: tokens of each round
     drafted: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
-    # how many of the drafted tokens a lookup copied; empty where none were copied in any round
+    # number of drafted tokens that a lookup copied; empty if no round has any
     copied: list[int] = field(default_factory=list)
 
 
@@ -46,7 +46,7 @@ class Replay:
 
 
 def columns(rounds: Iterable[Round | RoundSummary], least: int = 1) -> list[Level]:
-    """The rounds of a sequence by level, from the top down: ``least`` levels or more, of which some may be empty."""
+    """The rounds of a sequence by level, from the top down: at least ``least`` levels, some possibly empty."""
     levels = [Level() for _ in range(least)]
     rounds = list(rounds)
     _add_rounds(rounds, 0, 0, levels)
@@ -69,28 +69,28 @@ def _add_rounds(rounds: Iterable[Round | RoundSummary], start: int, depth: int, 
 
 
 class Clock(Protocol):
-    """Gives the time that a round takes."""
+    """Returns the time of a round."""
 
     def __call__(self, context: int, drafted: int, unread: int, verified: int | None = None, /) -> tuple[float, float]:
-        """Seconds of drafting and of verifying; of a middle draft, the first without its inner rounds.
+        """Seconds of drafting and of verifying; a middle draft's drafting time excludes its inner rounds.
 
         Args:
             context: tokens before the round, those of the prompt included.
-            drafted: tokens that the draft writes itself.
+            drafted: tokens that the draft generates itself.
             unread: tokens that the draft reads before its first step (`TextRead`).
             verified: tokens that are verified; None where these are ``drafted``.
         """
 
 
-DIGITS = 4  # Decimals of milliseconds where a table is shown
-EVERY = 32  # Tokens of context within which passes over several texts have one price
+DIGITS = 4  # Decimal places of milliseconds in output
+EVERY = 32  # Batched passes whose contexts differ by less are priced alike, in tokens
 _Array = PlainValidator(lambda values: np.array(values, dtype=np.float64))
 Times = Annotated[Floats, _Array, PlainSerializer(lambda times: times.tolist())]
 Counts = Annotated[Floats, _Array, PlainSerializer(lambda counts: counts.astype(int).tolist())]
 
 
 def signal_key(signals: Iterable[Signal]) -> str:
-    """The name of a set of signals in cost tables."""
+    """The key of a set of signals in cost tables."""
     return "+".join(sorted(signals)) or "none"
 
 
@@ -129,10 +129,10 @@ class CostTable:
         """A table without overhead, with one time for every drafted token and one for every verifying pass.
 
         Args:
-            draft_ms, verify_ms: milliseconds of a drafted token, and of a pass of the verifier over one token, as the
-                line through wider passes has it.
+            draft_ms, verify_ms: milliseconds of a drafted token, and of a verifier pass over one token, extrapolated
+                from wider passes.
             longest: the longest draft that has to be priced.
-            per_token_ms: what each further token adds to a pass of the verifier.
+            per_token_ms: milliseconds of each further token in a pass of the verifier.
             alone_ms: of a pass over one token where nothing was drafted; None for ``verify_ms``.
         """
         lengths = np.arange(longest + 1, dtype=np.float64)
@@ -171,7 +171,7 @@ class CostTable:
         )
 
     def of_predictor(self, name: str | None) -> "CostTable":
-        """This table with the time of another head of the draft; itself for None or an unknown name."""
+        """This table with the time of another head of the draft; unchanged for None or an unknown name."""
         if name is None or name not in self.head_ms:
             return self
         if name not in self._by_predictor:
@@ -200,12 +200,12 @@ class CostTable:
         """Milliseconds of rounds of several texts, from `batches`.
 
         Args:
-            rows: how many texts.
+            rows: the batch size.
             context: mean number of tokens in their caches.
-            drafted: tokens that all of them have drafted together.
+            drafted: tokens drafted by all texts together.
 
         Returns:
-            The time of a draft pass, that of a verification, and that outside of passes.
+            The times of a draft pass, of a verification, and outside of passes.
         """
         place = rows, context // EVERY, drafted
         if place not in self._passes:
@@ -311,7 +311,7 @@ class CostTable:
         """Milliseconds of `catching_up` in all rounds, of whose tokens the model drafted ``by_model``."""
         read, total = TextRead(), 0.0
         for start, drafted, own, accepted in zip(level.starts, level.drafted, by_model, level.accepted, strict=True):
-            # Where a copy replaces the model's tokens in the first round, the model counts as wanted.
+            # If a copy replaces the model's tokens in the first round, the model counts as used.
             if unread := read.replayed(prompt_tokens + start, own, accepted, wanted=drafted > 0):
                 total += self.catching_up(unread)
         return total
@@ -332,7 +332,7 @@ class CostTable:
         return record
 
     def verifying(self, context: float, drafted: float) -> float:
-        """Milliseconds of a pass that verifies a draft; between measured lengths, too."""
+        """Milliseconds of a pass that verifies a draft, interpolated between measured lengths."""
         return float(self._at(self.verify_ms, np.array([context]), np.array([drafted]))[0])
 
     def _at(self, table: Floats, context: Any, length: Any) -> Floats:
@@ -357,7 +357,7 @@ class CostTable:
 
     @cached_property
     def _points(self) -> dict[tuple[int, int], tuple[float, float]]:
-        """Interpolated times, cached because thousands of settings have the same rounds."""
+        """Interpolated times, cached because thousands of settings share rounds."""
         return {}
 
     @cached_property

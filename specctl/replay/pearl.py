@@ -1,7 +1,7 @@
 """Drafting in parallel on a trace: the steps of PEARL (arXiv 2408.11850), and their time on two devices. No torch here.
 
-Verification reads the same tokens as in turns, up to the first rejected one. So the text is cut into *stretches*, each
-from where the draft begins afresh to the token that the target corrects, or to the end of the text. A stretch of V
+Verification reads the same tokens as in turns, up to the first rejected one. So the text is cut into *stretches*. Each
+begins where the draft starts afresh, and ends with the token that the target corrects or with the text. A stretch of V
 tokens, V - 1 of them accepted, takes
 
     1 + ceil((V - 1) / K)   steps in parallel: the first verifies one token, each further one K more
@@ -21,7 +21,7 @@ from specctl.replay.traces import Trace
 
 
 def stretches(trace: Trace) -> list[int]:
-    """V of each stretch of a trace.
+    """The length V of each stretch of a trace.
 
     Raises:
         UsageError: the trace is a draft head's, which cannot draft while its verifier reads.
@@ -33,7 +33,7 @@ def stretches(trace: Trace) -> list[int]:
 
 
 def cut(rejected: Iterable[int], end: int) -> list[int]:
-    """V of each stretch of a text of ``end`` tokens, from the places at which the draft token is rejected."""
+    """The length V of each stretch of a text of ``end`` tokens, from the positions of rejected draft tokens."""
     borders = [0, *(place + 1 for place in rejected), end]
     return [after - before for before, after in pairwise(borders) if after > before]
 
@@ -50,7 +50,7 @@ def rounds_in_turns(stretch: int, block: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """How long texts would take with one draft length."""
+    """The simulated time of texts with one draft length."""
 
     parallel: bool  # whether target and draft work at the same time, else in turns
     block: int  # K, the tokens that the draft writes in each step
@@ -66,14 +66,14 @@ class Simulated:
 
 
 class TwoDevices:
-    """The time of steps in which the draft writes K tokens while the target reads, each on a device of its own.
+    """The time of steps in which the draft generates K tokens while the target verifies, each on its own device.
 
     A step takes as long as the slower of both, and the time to synchronise them: max(K t_draft, t_target(M)) + sync,
     with M = 1 in the first step of a stretch and K in every other. It is assumed that neither slows the other down;
     ``sync_ms`` is an assumption too.
 
     Args:
-        costs: times of the draft, and of target passes by width, on the devices that they are to have.
+        costs: times of the draft, and of target passes by width, on their future devices.
         sync_ms: milliseconds to synchronise the two, in every step.
         widest: the widest target pass that was measured.
     """
@@ -86,7 +86,7 @@ class TwoDevices:
         """In turns with the fastest K, in parallel with K = t_target / t_draft, and in parallel with the fastest K.
 
         Args:
-            stretches: V of each, at least one.
+            stretches: the length V of each, at least one.
         """
         blocks = range(1, self.widest + 1)
         turns = min((self._in_turns(stretches, block) for block in blocks[: self.widest - 1]), key=_time, default=None)

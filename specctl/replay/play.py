@@ -15,7 +15,7 @@ from specctl.text_engine.hub import Decisions, Hub
 
 
 class Block(NamedTuple):
-    """A drafted block: steps, why it ended, the policy's threshold, inner rounds, and the number of copied tokens."""
+    """A drafted block: steps, stop reason, the policy's threshold, inner rounds, and the number of copied tokens."""
 
     steps: list[DraftStep]
     stop: StopReason
@@ -25,13 +25,13 @@ class Block(NamedTuple):
 
 
 class ChainedReplay:
-    """The rounds of a draft in a chain with a lookup, as `specctl.decoding.chained` plays them.
+    """The rounds of a draft in a chain with a lookup; replays `specctl.decoding.chained`.
 
     Args:
-        chaining: carries over to the next text what it learned, as the policy does.
-        policy: of the model.
-        drafting: drafts with the model; it receives what is recorded, where the block starts, and the budget.
-        trace: with its prompt.
+        chaining: its state carries over to the next text, like the policy's.
+        policy: the model's policy.
+        drafting: drafts with the model; receives the recorded draft, the block's start, and the budget.
+        trace: the trace, with its prompt.
         eos: ids that end the sequence.
 
     Raises:
@@ -72,7 +72,7 @@ class ChainedReplay:
         return block._replace(steps=list(steps), stop=stop, copied=len(steps) - len(block.steps))
 
     def observe(self, round_: Round) -> None:
-        """Learn from a round; the policy learns too if the model drafted in it."""
+        """Learn from a round; the policy learns only if the model drafted in it."""
         self._chaining.observe(round_)
         if self._asked:
             self._policy.observe(self._chaining.of_model(round_))
@@ -81,7 +81,7 @@ class ChainedReplay:
 class Player(NamedTuple):
     """One draft in a replay."""
 
-    policy: StoppingPolicy  # when the draft stops
+    policy: StoppingPolicy  # stops the draft
     once: bool = False  # of a middle draft, whether its block is verified after one inner round
     # times of the rounds in which its blocks are verified; None for rounds that take no time
     clock: Clock | None = None
@@ -114,7 +114,7 @@ class _Drafting:
         """A block of at most ``budget`` tokens that starts at a position.
 
         Args:
-            draft: what this draft drafts along its verifier's text.
+            draft: this draft's recording along its verifier's text.
             start: position of the block's first token.
             budget: most tokens of the block.
         """
@@ -155,7 +155,7 @@ class _Drafting:
         Args:
             drafted: the block.
             index: of the round.
-            draft: what this draft drafts along its verifier's text.
+            draft: this draft's recording along its verifier's text.
             start: position of the block's first token.
             written: returns the verifier's own token after a number of accepted draft tokens.
         """
@@ -163,7 +163,7 @@ class _Drafting:
         accepted = min(own, draft.run(start))
         judged = accepted + (accepted < own)
         while own <= accepted < len(steps) and steps[accepted].token == written(accepted):
-            accepted += 1  # a copied token is accepted where the target writes it: see `play`
+            accepted += 1  # a copied token is accepted if it equals the target's: see `play`
         full = accepted == len(steps)
         ended = full and bool(steps) and steps[-1].token in self._eos
         kind = None if ended else ExtraToken.BONUS if full else ExtraToken.CORRECTION
@@ -243,7 +243,7 @@ def _nth(tokens: Sequence[int], start: int, count: int) -> int:
 
 
 def _active(players: Sequence[Player]) -> Sequence[Player]:
-    """The players that take part: the first, and those below it until a policy never drafts, as in a live run."""
+    """The first player and those below it, up to a policy that never drafts, as in a live run."""
     idle = (level for level, player in enumerate(players) if level and not player.policy.drafts)
     return players[: next(idle, len(players))]
 
@@ -251,7 +251,7 @@ def _active(players: Sequence[Player]) -> Sequence[Player]:
 def require_recordable(drafts: int, has_draft_head: bool) -> None:
     """Raise UsageError for a draft head below another draft.
 
-    Its round depends on the states that this draft had read when the round began, and so on the rounds before.
+    Its drafts depend on the states that the draft above had read when the round began, and so on earlier rounds.
     """
     if drafts > 1 and has_draft_head:
         raise UsageError(
@@ -281,7 +281,7 @@ def replay(policy: StoppingPolicy, traces: Iterable[Trace], eos: Set[int], clock
 
 
 def replay_levels(players: Sequence[Player], traces: Iterable[Trace], eos: Set[int]) -> list[Replay]:
-    """Play policies on each sequence in turn; as in a live run, a policy may carry over what it learned to the next."""
+    """Play policies on each sequence in turn; as in a live run, their state may carry over."""
     least = len(_active(players))
     return [Replay(trace, tuple(columns(play(players, trace, eos), least))) for trace in traces]
 
@@ -301,12 +301,12 @@ class PassShare:
 
 @dataclass(slots=True)
 class PricedPasses:
-    """Passes over several texts that take no time: each text receives its share of the seconds that they would take."""
+    """Simulated passes over several texts: each text receives its share of the seconds that they would take."""
 
     costs: CostTable  # of the machine
     signals: Set[Signal]  # read of each drafted token
-    verifies: bool  # whether they read drafts; else they write a token of each text
-    # count, seconds: passes so far, and what they took with the rest of their rounds
+    verifies: bool  # whether they verify drafts; else they generate a token of each text
+    # count, seconds: passes so far, and their time with the rest of their rounds
     count: int = 0
     seconds: float = 0.0
 
@@ -372,17 +372,17 @@ class _Shares:
 def replay_together(
     setting: Setting, traces: Iterable[Trace], rows: int, costs: CostTable, eos: Set[int], *, jointly: bool = True
 ) -> BatchReplay:
-    """Replay a setting on several texts at once, with the rounds of `play` and the hub of a live run.
+    """Replay a setting on a batch of texts, with the rounds of `play` and the hub of a live run.
 
     Whenever a text ends, the next one begins. Prompts take no time, as in `CostTable.milliseconds`.
 
     Args:
         setting: of one draft, or of its chain with a lookup.
         traces: the texts, in the order in which they begin.
-        rows: how many are written at once, at least 1.
+        rows: the batch size, at least 1.
         costs: with `CostTable.batches` for two texts and more.
         eos: ids that end a text.
-        jointly: whether a policy that can decide for several texts together does.
+        jointly: whether policies that support it decide for all texts together.
     """
     drafting, verifying = (PricedPasses(costs, setting.signals, verifies) for verifies in (False, True))
     decisions = Decisions()

@@ -18,7 +18,7 @@ from specctl.replay.traces import Trace
 
 @dataclass(frozen=True, slots=True)
 class TraceHeader:
-    """How the traces of a file were recorded."""
+    """The recording conditions of a trace file."""
 
     depth: int  # the longest draft that can be replayed on them
     eos: list[int]  # ids that end a sequence
@@ -55,7 +55,7 @@ class TraceSet:
     # by prompt id, the input record, so that the prompt can be run again
     records: dict[str, dict[str, Any]] = field(default_factory=dict)
     costs: CostTable | None = None  # the measured costs; None before they are measured
-    failures: dict[str, str] = field(default_factory=dict)  # by prompt id, why the prompt could not be run
+    failures: dict[str, str] = field(default_factory=dict)  # by prompt id, the reason why a prompt failed
 
     @property
     def prompts(self) -> list[str]:
@@ -69,7 +69,7 @@ class TraceSet:
         return self.header.verification if sampled else None
 
     def of(self, prompts: Iterable[str], head: str | None = None) -> list[Trace]:
-        """The traces of some prompts, with the predictions of a head of the draft; None for the profile's own head."""
+        """The traces of some prompts, with a head's predictions; None for the profile's own head."""
         wanted = set(prompts)
         levels = self.header.disco_of(head)
         return [trace.of_predictor(head).of_disco(levels) for trace in self.traces if trace.prompt in wanted]
@@ -107,7 +107,7 @@ def read_traces(path: Path) -> TraceSet:
 def require_same_request(
     old: TraceHeader, profile: Profile, suite: Suite, depth: int, heads: Sequence[str], path: Path
 ) -> None:
-    """Raise UsageError if a trace belongs to another calibration, as far as this is known before a model is loaded."""
+    """Raise UsageError if a trace belongs to another calibration; checks all that is known before a model is loaded."""
     asked = of_request(profile, suite)
     recorded = {name: old.provenance.get(name) for name in asked}
     if (old.depth, old.heads, recorded) != (depth, list(heads), asked):

@@ -1,7 +1,7 @@
-"""Traces: what is recorded about one generated text, so that any policy can be replayed on it. No torch here.
+"""Traces: recordings of one generated text, on which any policy can be replayed. No torch here.
 
-A trace has the text, and what its draft drafts in the rounds that may begin at each position; in a hierarchy, what
-every draft drafts.
+A trace has the text, and the drafts of the rounds that may begin at each position; in a hierarchy, those of every
+draft.
 
 A round begins with tokens that other rounds share at the same positions. It may end in a branch, which belongs to the
 round and to those that leave the text with the same token. How much rounds share depends on the draft.
@@ -358,7 +358,7 @@ class Recorded:
         return None if row.accept_prob is None or len(row) < 2 else row.accept_prob[1]
 
     def under(self, start: int) -> "Recorded":
-        """What the next draft drafts along the tokens that this draft writes in a round starting at a position.
+        """The next draft's recording along the tokens that this draft generates in a round starting at a position.
 
         These tokens are ``along`` up to the first rejected token, this token included, and then its branch. Positions
         are counted from the start of ``along``.
@@ -372,12 +372,12 @@ class Recorded:
         return self._under[tail]
 
     def each(self, change: Callable[[DraftSteps], DraftSteps]) -> "Recorded":
-        """This object with all its steps changed."""
+        """A copy with all steps changed."""
         along = None if self.along is None else change(self.along)
         return replace(self, along=along, branches=[change(branch) for branch in self.branches])
 
     def of_predictor(self, name: str) -> "Recorded":
-        """This object with the predictions of another head of the draft; itself where no other head has that name."""
+        """A copy with the predictions of another head of the draft; itself if no other head has that name."""
         own = self.branches if self.along is None else [self.along]
         if not any(name in (steps.further or {}) for steps in own):
             return self
@@ -386,7 +386,7 @@ class Recorded:
         return self._by_predictor[name]
 
     def of_disco(self, levels: Sequence[DiscoPredictor | None]) -> "Recorded":
-        """This object with a DISCO head for each level from its own down; itself where no level has one."""
+        """A copy with a DISCO head for each level from its own down; itself if no level has one."""
         if not any(levels):
             return self
         if (known := tuple(levels)) not in self._by_disco:
@@ -424,7 +424,7 @@ def recorded_by_place(
     below: Recorded | None = None,
     branches_below: Mapping[int, Recorded] | None = None,
 ) -> Recorded:
-    """What a draft model drafts whose tokens are verified one by one.
+    """The recording of a draft model whose tokens are verified one by one.
 
     Args:
         accepted: for each of the N positions of the text, whether verification accepts the draft token, once it has
@@ -449,7 +449,7 @@ def recorded_by_place(
 
 
 def nothing_recorded(chances: TokenChances | RoundChances | None = None) -> Recorded:
-    """What a draft drafts whose context the prompt fills; ``chances`` are of no token."""
+    """The empty recording of a draft whose context the prompt fills; ``chances`` must be empty."""
     return Recorded([0], [0], [None], [], DraftSteps([], [], [], []), chances, reach=0)
 
 
@@ -460,7 +460,7 @@ def recorded_by_start(
     chances: list[list[float]] | None = None,
     blocks: list[BlockChances] | None = None,
 ) -> Recorded:
-    """What a draft head drafts.
+    """The recording of a draft head.
 
     Args:
         rows: for each of the N positions, the tokens of a round that begins there, accepted or not; fewer than were
@@ -478,7 +478,7 @@ def recorded_by_start(
 
 
 def _joined(trunk: Recorded, branch: Recorded, first: int) -> Recorded:
-    """What a draft model drafts along the first positions of one text, followed by the whole of another text."""
+    """The recording of a draft model along the first positions of one text, followed by the whole of another text."""
     if trunk.reach is not None and trunk.reach <= first:
         return trunk
     assert trunk.along is not None
@@ -511,7 +511,7 @@ def _joined(trunk: Recorded, branch: Recorded, first: int) -> Recorded:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """One generated sequence with everything that a policy could have read while it was generated."""
+    """One generated sequence with every signal that a policy could have read."""
 
     # prompt, category, turn: the prompt's id and category, and the number of the turn that was generated
     prompt: str
@@ -526,11 +526,11 @@ class Trace:
     prompt_ids: list[int] = field(default_factory=list)
 
     def of_predictor(self, name: str | None) -> "Trace":
-        """This trace with the predictions of another head of the draft; itself for None."""
+        """A copy with the predictions of another head of the draft; itself for None."""
         return self if name is None else replace(self, draft=self.draft.of_predictor(name))
 
     def of_disco(self, levels: Sequence[DiscoPredictor | None]) -> "Trace":
-        """This trace with a DISCO head for each draft, from the top down; itself where no draft has one."""
+        """A copy with a DISCO head for each draft, from the top down; itself if no draft has one."""
         return replace(self, draft=self.draft.of_disco(levels)) if any(levels) else self
 
     def require_prompt(self) -> None:
@@ -542,9 +542,9 @@ class Trace:
 
 
 def with_agreement(trace: Trace) -> Recorded:
-    """The draft of a trace with the signal ``agreement`` at each of its steps.
+    """The recorded draft of a trace with the signal ``agreement`` at each step.
 
-    The signal follows from the tokens, so that no file holds it.
+    The signal follows from the tokens, so files omit it.
 
     Raises:
         UsageError: the trace lacks the prompt.

@@ -1,1 +1,1 @@
-"""What runs in the processes of peers: only the standard library and the peer's own package may be imported here."""
+"""Programs that run in the processes of peers. They import only the standard library and the peer's own package."""

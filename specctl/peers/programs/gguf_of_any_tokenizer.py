@@ -1,8 +1,8 @@
-"""llama.cpp's converter for a model whose way to split text it does not know; run by path.
+"""llama.cpp's converter for a model with an unknown pre-tokenizer; run by path.
 
     python gguf_of_any_tokenizer.py LLAMA_CPP_SOURCE ARGUMENTS_OF_ITS_CONVERTER...
 
-A peer gets its prompts as ids, so how llama.cpp would split text changes nothing.
+The pre-tokenizer does not matter, because a peer receives its prompts as ids.
 """
 
 import importlib

@@ -1,10 +1,10 @@
 """The worker of a peer: run by path as ``PYTHON worker.py PEER [PROGRAM]`` with the Python that has the peer's engine.
 
-It imports the standard library and that engine's package only, and adds nothing but this folder to where modules are
-found. It reads a line of JSON and writes a line of JSON. The first line that it writes has the engine's ``version``. A
-question that loads has the models' ``folder``, the way to ``draft`` with its value, ``weights``, ``cache``,
-``threads``, ``context`` and ``stop``, the ids that end a text. A question that runs has a ``batch``, the ids of each
-prompt, and the ``most`` tokens that may follow each; the answer to it has a ``batch`` too, an `Answer` for each prompt.
+It imports only the standard library and that engine's package. Its module path has only this folder added. It reads a
+line of JSON and writes a line of JSON. The first line that it writes has the engine's ``version``. A question that
+loads has the models' ``folder``, the way to ``draft`` with its value, ``weights``, ``cache``, ``threads``, ``context``
+and ``stop``, the ids that end a text. A question that runs has a ``batch``, the ids of each prompt, and the ``most``
+tokens that may follow each; the answer to it has a ``batch`` too, an `Answer` for each prompt.
 """
 
 import json
@@ -27,7 +27,7 @@ LONGEST = 16  # Most tokens of a draft that ends by its confidence
 
 @dataclass
 class Answer:
-    """What followed a prompt."""
+    """The tokens after a prompt, with times and counts."""
 
     ids: list[int]  # with the id that ended the text
     # seconds, first_seconds: from the prompts' ids to the last token, and to the first
@@ -48,10 +48,10 @@ def serve(version: Callable[[], str], load: Callable[[dict[str, Any]], Loaded]) 
     """Answer questions until standard input ends.
 
     Args:
-        version: imports the engine's package and gives its version.
+        version: imports the engine's package and returns its version.
         load: makes the engine from a question.
     """
-    # What libraries print must not get between the answers.
+    # Output of libraries must not mix with the answers.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
 
@@ -136,7 +136,7 @@ class OnnxruntimePair:
         if self._drafting:
             options.set_speculative_options(**self._drafting)
         generator = self._engine.Generator(self._model, options)
-        # On the right, where padding moves no position.
+        # On the right, so that padding shifts no position.
         generator.append_tokens([token for ids in batch for token in [*ids, *[self._pad] * (longest - len(ids))]])
         arrivals = []
         while not generator.is_done():
@@ -151,7 +151,7 @@ class OnnxruntimePair:
         return [Answer(ids, seconds, arrivals[0], counts["rounds"], counts["draft_tokens_proposed"], arrivals)]
 
     def _text(self, sequence: Iterable[int], most: int) -> list[int]:
-        """What a row wrote: the token that ended it is not in a sequence of its own, and padding follows in others."""
+        """The output of a row. A single sequence lacks the token that ended it; in a batch, padding follows."""
         found = [int(token) for token in sequence]
         end = next((place for place, token in enumerate(found) if token in (*self._stop, self._pad)), len(found))
         last = [token for token in found[end : end + 1] if token in self._stop] or self._stop[:1]
@@ -238,7 +238,7 @@ class LlamaPair:
         # A repeated prompt would otherwise cost nothing.
         command += ["--cache-ram", "0", "-ctk", cache, "-ctv", cache]
         if cache == "f32":
-            command += ["-fa", "off"]  # it is slow on such a cache
+            command += ["-fa", "off"]  # flash attention is slow on such a cache
         if question["draft"] != "none":
             most = question.get("tokens", LONGEST)
             command += ["-md", str(folder / "draft.gguf"), "-ctkd", cache, "-ctvd", cache]

@@ -1,1 +1,1 @@
-"""What reads models, so that rounds can be replayed without them: recording a text, and timing its parts."""
+"""The part of replay that runs models: recording texts, and timing passes."""

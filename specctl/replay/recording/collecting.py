@@ -52,18 +52,18 @@ def collect_traces(
     batch: Batch = 1,
     sizes: Sequence[int] = (),
 ) -> TraceSet:
-    """Trace every prompt that the file does not contain yet, and measure the costs.
+    """Trace every prompt that is missing in the file, and measure the costs.
 
     Args:
         pair: with a draft.
         profile: the pair's profile. Its policies run live, but the generated text does not depend on them; when
             sampling, the distribution of the text does not.
         suite: the prompts.
-        depth: the longest draft that shall be replayed on the traces.
-        heads: names of the draft's heads, where there are more than the profile's own.
+        depth: the longest draft to be replayed on the traces.
+        heads: names of the draft's heads, if there are more than the profile's own.
         output: the trace file, written as prompts finish; None to write none.
         progress: receives counts of prompts and of measurements.
-        earlier: what the trace file contains, if it is continued.
+        earlier: the contents of a trace file that is continued.
         replicas: starts replicas that trace the prompts (`replica_of`) and end before costs are measured here; None to
             trace them in this process.
         batch: how many prompts are answered at once in this process.
@@ -110,7 +110,7 @@ def collect_traces(
             write(record)
     if not traces.traces:
         return traces
-    if not overheads:  # every prompt was in the file: one more run measures the overhead of a round
+    if not overheads:  # every prompt was in the file, so one more run measures the overhead of a round
         first = next(prompt for prompt in suite.prompts if prompt.id in traces.records)
         overheads = [_overheads(completion) for completion in answerer.answer(first.record(1))]
     with progress.counting("costs", PASSES * len(pair.drafts) + BATCH_PASSES * len(sizes)) as advance:
@@ -127,7 +127,7 @@ def collect_traces(
 def _engine(
     pair: Pair, profile: Profile, alone: Answerer, batch: Batch, prompts: int, warn: Callable[[str], None]
 ) -> HereEngine:
-    """Answers prompts in this process; ``alone`` does where it is one prompt at a time."""
+    """Answers prompts in this process; ``alone`` answers if prompts run one at a time."""
     assert profile.draft is not None
     limit, settings = profile.sampling.max_new_tokens, [profile.draft.setting]
 
@@ -151,7 +151,7 @@ def _here(
 def _by_replicas(
     replicas: TextEngine, prompts: Sequence[SuitePrompt], done: Container[str], advance: Advance
 ) -> Iterator[TracedPrompt | Skipped]:
-    """What replicas trace, in the order of the prompts."""
+    """The replicas' traces, in the order of the prompts."""
     tasks = (
         (prompt, None if prompt.id in done else {"number": number, "prompt": prompt})
         for number, prompt in enumerate(prompts)
@@ -179,7 +179,7 @@ def replica_of(pair: Pair, profile: Profile, depth: int) -> Answer:
 
 
 def _require_same(old: TraceHeader, new: TraceHeader, path: Path) -> None:
-    """Raise UsageError if a trace is not of the same calibration; the times when they began may differ."""
+    """Raise UsageError if a trace belongs to another calibration; start times may differ."""
     created = old.provenance.get("created")
     if old != replace(new, provenance={**new.provenance, "created": created}):
         raise other_calibration(path)
@@ -205,7 +205,7 @@ def trace_answers(pair: Pair, answered: AnsweredPrompt, depth: int) -> list[Trac
     Args:
         pair: with a draft.
         answered: a prompt with its answers.
-        depth: the longest draft that shall be replayed.
+        depth: the longest draft to be replayed.
 
     Raises:
         UsageError: the pair cannot be recorded.
@@ -224,14 +224,14 @@ def trace_answers(pair: Pair, answered: AnsweredPrompt, depth: int) -> list[Trac
 
 
 def _contexts(traces: Sequence[Trace]) -> list[int]:
-    """The shortest context of the traces, the middle one and the longest, in tokens."""
+    """The shortest, middle and longest context of the traces, in tokens."""
     shortest = min(trace.prompt_tokens for trace in traces)
     longest = max(trace.prompt_tokens + len(trace.tokens) for trace in traces)
     return [shortest, (shortest + longest) // 2, longest]
 
 
 def _signal_sets(known: frozenset[Signal]) -> list[frozenset[Signal]]:
-    """The signals that each policy reads by default, where all of them are known."""
+    """The set of signals that each policy reads by default, if all of them are known."""
     sets = dict.fromkeys(policy.signals_of({}) for policy in POLICIES.values())
     return [signals for signals in sets if signals <= known]
 

@@ -50,7 +50,7 @@ class TextReading:
     prompt: Sequence[int]  # at least one id
     text: Sequence[int]  # N ids that the target wrote, at least one
     limit: int  # the token limit under which they were written
-    depth: int  # the longest draft that shall be replayed
+    depth: int  # the longest draft to be replayed
     sampling: Sampling  # as the text was generated
     generator: torch.Generator  # on the target's device; draws draft tokens and verdicts when sampling
     eos: frozenset[int]  # ids that end a sequence
@@ -74,7 +74,7 @@ def draw_draft_tokens(
         verifier_tokens: x, ``(T,)`` int64, drawn from ``verifier_probs``.
         draft_probs, verifier_probs: q and p, ``(T, V)`` float32, after temperature and truncation.
         generator: on the device of the arrays.
-        coins: ``(T,)`` float32, uniform in [0, 1), which decide the verdicts; None to toss them here.
+        coins: ``(T,)`` float32, uniform in [0, 1), which decide the verdicts; None to draw them here.
 
     Returns:
         Draft tokens y ``(T,)`` int64, whether each is accepted ``(T,)`` bool, and min(1, p(y) / q(y)) ``(T,)`` float32.
@@ -160,7 +160,7 @@ def draw_after_rejected(
     passing = _passing(weights[:-1], (above - draft_probs).clamp_min(0).sum(-1).tolist())
     wanted = (draft_probs - above).clamp_min(0)  # (C, V)
     wanted /= wanted.sum(-1, keepdim=True).clamp_min(TINY)
-    # What comes after all of them is not asked for, so any distribution will do.
+    # The distribution after the last token is never used, so any will do.
     verdict = verify(drafted, draft_probs, torch.cat([wanted, torch.eye(1, wanted.shape[1]).to(wanted)]), generator)
     count = verdict.accepted
     if count == len(drafted):
@@ -183,14 +183,14 @@ def _passing(weights: Sequence[float], surplus: Sequence[float]) -> list[float]:
     return [z / (z + 1 - w) if w < 1 else 1.0 for w, z in zip(weights, surplus, strict=True)]
 
 
-HELD = 512  # Distributions of the draft that are held at once, while it continues alone
+HELD = 512  # Number of draft distributions held in memory while the draft continues alone
 
 
 @dataclass(slots=True, eq=False)
 class Tail:
-    """The tokens of a block from the rejected one on: final ones, then tokens that the verifier has not read yet."""
+    """The tokens of a block from the rejected one: final ones, then tokens that the verifier has not read yet."""
 
-    position: int  # of the first token in the text that it departs from
+    position: int  # of the first token, in the text that it departs from
     room: int  # the most tokens
     eos: frozenset[int]  # ids that no token can follow
     tokens: list[int]  # the final ones, at least one
@@ -216,11 +216,11 @@ class Tail:
 
     @property
     def to_read(self) -> list[int]:
-        """What the verifier has to read after the text to give a distribution for each drafted token."""
+        """The ids that the verifier must read after the text to give a distribution for each drafted token."""
         return [*self.tokens, *self.drafted[:-1]]
 
     def settle(self, verifier_probs: torch.Tensor, sampling: Sampling, generator: torch.Generator) -> None:
-        """Draw which of the drafted tokens become final, and the one that replaces the first that does not.
+        """Decide which drafted tokens become final, and draw a replacement for the first that does not.
 
         Args:
             verifier_probs: ``(C, V)`` at each of the C drafted tokens.
@@ -244,7 +244,7 @@ class Tail:
 
 
 class Detours:
-    """Reads tokens that follow a part of a text without being in it, and returns to the text.
+    """Reads tokens that depart from a text, and returns to the text afterwards.
 
     Args:
         runner: its cache may hold a prefix of the text.
@@ -253,7 +253,7 @@ class Detours:
 
     def __init__(self, runner: Slot, text: Sequence[int]) -> None:
         self._runner, self._text = runner, text
-        self._shared: int | None = None  # of the cached tokens, how many are of the text; None for all
+        self._shared: int | None = None  # number of cached tokens that belong to the text; None for all
 
     def after(self, length: int, tokens: Sequence[int], keep: int) -> torch.Tensor:
         """The logits ``(keep, V)`` after the last of some tokens that follow the first ``length`` of the text."""
@@ -263,7 +263,7 @@ class Detours:
         return forward.logits
 
     def come_back(self, length: int) -> None:
-        """Make the cache hold just the first ``length`` tokens of the text, if it has been on a detour."""
+        """Reduce the cache to the first ``length`` tokens of the text after a detour."""
         if self._shared is None:
             return
         self._go_back(length)

@@ -1,4 +1,4 @@
-"""Reads a finished text with a draft head: what it would draft in the round that begins at each position."""
+"""Reads a finished text with a draft head, and records its drafts in the rounds that begin at each position."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,11 +22,11 @@ from specctl.policies import DISTRIBUTION_SIGNALS
 from specctl.replay.recording.coupling import HELD, Detours, Tail, TextReading, draw_draft_tokens, draw_in_blocks
 from specctl.replay.traces import BlockChances, DraftSteps, Recorded, draft_steps, recorded_by_start
 
-TOKENS = 128  # Tokens of the blocks in one pass, whose logits are held at once
+TOKENS = 128  # Tokens in one pass over blocks, which bounds the memory of their logits
 
 
 class OneByOne:
-    """Runs any draft from one start after another, by the calls of a live run.
+    """Runs any draft from one start after another, with the calls of a live run.
 
     Attributes:
         at_once: the number of starts in a pass.
@@ -128,7 +128,7 @@ class ReadText:
         runner.rollback(0)
         self._runner, self._prompt, self._text, self._sampling = runner, prompt, text, sampling
         self._passes = self._read()
-        self._known = 0  # places whose states were read
+        self._known = 0  # number of positions whose states were read
         self._observed = 0
         self._pending: list[tuple[int, States]] = []
         self._first = 0  # position of the first distribution that is held
@@ -199,7 +199,7 @@ Starts = OneByOne | ManyAtOnce
 
 
 def starts_of(draft: Slot, verifier: ReadText, sequence: Sequence[int], before: int, *, hidden: bool) -> Starts:
-    """The fastest way to run a draft head from the positions of a text.
+    """The fastest runner of a draft head from the positions of a text.
 
     Args:
         draft: the head.
@@ -208,7 +208,7 @@ def starts_of(draft: Slot, verifier: ReadText, sequence: Sequence[int], before: 
         before: length of the prompt.
         hidden: whether further passes give hidden states.
     """
-    if isinstance(getattr(draft, "passes", None), DraftHeadPasses):  # not one inside a wrapper
+    if isinstance(getattr(draft, "passes", None), DraftHeadPasses):  # a wrapped head must run one by one
         return ManyAtOnce(draft, verifier, sequence, before, hidden=hidden)
     return OneByOne(draft, verifier, sequence, before, hidden=hidden)
 
@@ -223,7 +223,7 @@ class Row:
     tokens: list[int] = field(default_factory=list)  # the draft tokens so far
     # of each token `DISTRIBUTION_SIGNALS`, then each head's prediction, then what DISCO heads read
     values: list[list[float]] = field(default_factory=list)
-    accepted: int = 0  # how many tokens are accepted before the first that is rejected
+    accepted: int = 0  # number of tokens accepted before the first rejected one
     # when sampling, the acceptance probability of each judged token; in block verification, w
     chances: list[float] = field(default_factory=list)
     passing: list[float] = field(default_factory=list)  # in block verification, h before each token
@@ -242,7 +242,7 @@ class Row:
 
     @property
     def position(self) -> int:
-        """Of the next token."""
+        """The position of the next token."""
         return self.start + len(self)
 
     @property
@@ -337,7 +337,7 @@ class GridReading(TextReading):
         return replace(found, reach=reach if reach < self.limit else None)
 
     def _run(self, rounds: Starts, group: Sequence[Row], unfinished: Sequence[Row]) -> None:
-        """Run rounds of a group to their ends; tokens that they have already are fed again and not drawn."""
+        """Run rounds of a group to their ends; tokens that they already have are fed again, not drawn again."""
         alive, place = list(group), 0
         forward = rounds.first([row.start for row in group])
         while True:
@@ -354,7 +354,7 @@ class GridReading(TextReading):
             forward = rounds.further(going, [row[place - 1] for row in alive])
 
     def _over(self, row: Row) -> bool:
-        """Whether no token can follow, for now."""
+        """Whether no token can follow yet."""
         return row.full or (not row.rejected and row.position >= len(self.text))
 
     def _finished(self, row: Row) -> bool:
@@ -435,4 +435,4 @@ class GridReading(TextReading):
             return
         above = self._verifier.probs_after(row.tail.position, row.tail.to_read, len(row.tail.drafted))
         row.tail.settle(above, self.sampling, self.generator)
-        del row.foreseen[len(row) - 1 :]  # the newest may be another token than the one drafted
+        del row.foreseen[len(row) - 1 :]  # the newest token may differ from the drafted one

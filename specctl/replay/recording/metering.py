@@ -31,10 +31,10 @@ from specctl.text_engine.pair_rows import passes_of, split, why_alone
 LENGTHS = (0, 1, 2, 3, 4, 5, 6, 7, 9, 11, 15, 23, 40)
 BATCH_LENGTHS = (0, 1, 2, 3, 4, 6, 9, 15, 40)  # Draft lengths that are timed, with one text and with several at once
 IN_A_ROW, ALONE = 3, 12
-"""Consecutive rounds of one length, and of those without a draft. The latter follow one another in a run of the target
-alone and are faster then, because its weights are still in the processor's cache."""
-NOT_COUNTED, WARMING = 1, 4  # How many of these rounds, the first ones, are not counted
-CATCHING_UP = (8, 32, 128)  # Numbers of tokens for which is timed how long a draft takes to catch up with a text
+"""Consecutive rounds of one length, and of those without a draft. The target alone runs the latter in sequence and
+faster, because its weights are still in the processor's cache."""
+NOT_COUNTED, WARMING = 1, 4  # Number of these rounds that only warm up
+CATCHING_UP = (8, 32, 128)  # Numbers of text tokens for which a draft's catching up is timed
 WARM_UPS = 1
 PASSES = WARM_UPS + 4
 BATCH_PASSES = WARM_UPS + 3  # Passes over all lengths, with one text and with several at once
@@ -126,7 +126,7 @@ class _Texts:
             self._hub, self._pairs = split(pair, passes_of(pair, rows))
 
     def fill(self, sequence: list[int]) -> None:
-        """Let the caches of all texts hold a sequence but for its last token."""
+        """Fill the caches of all texts with a sequence without its last token."""
 
         def fill_own(own: Pair) -> list[tuple[float, float]]:
             fill_models(own, sequence)
@@ -146,7 +146,7 @@ class _Texts:
         """Milliseconds of the two phases of consecutive rounds, of all texts together; see `timed_round`.
 
         Args:
-            sequence: that the caches hold but for its last token.
+            sequence: the cached tokens and one more.
             length: the tokens that each round drafts.
             signals: that are read.
             sampling: of the run.
@@ -174,7 +174,7 @@ class _Texts:
         return (read - bare) / length / self.rows
 
     def _together(self, work: Callable[[Pair], list[tuple[float, float]]]) -> list[tuple[float, float]]:
-        """Do the same work with every text; the sums of the times of each of its rounds."""
+        """Do the same work with every text; returns the summed times of each round."""
         if self._hub is None:
             return work(self.pair)
         for row, own in enumerate(self._pairs):
@@ -201,7 +201,7 @@ def _measure(
     read: dict[SignalSet, list[float]] = {signals: [] for signals in sets}
     missed: dict[int, list[float]] = {count: [] for count in CATCHING_UP if count < contexts[-1] and alone}
     on_states = state_predictors(predictors(pair)) if alone else {}
-    # Heads of one shape cost the same, which separate measurements would not show. DISCO heads hardly differ.
+    # Heads of one shape cost the same; separate measurements would add noise. DISCO heads hardly differ.
     shapes = {
         name: (sum(weight.numel() for weight in predictor.parameters()), predictor.reads_signals)
         for name, predictor in (on_states if len(on_states) > 1 else {}).items()
@@ -210,7 +210,7 @@ def _measure(
     typical = min(TYPICAL, longest)
     with torch.inference_mode():
         for number in range(PASSES if alone else BATCH_PASSES):
-            # What is measured in a pass that warms up goes nowhere.
+            # Times of the warm-up pass are discarded.
             counted = number >= WARM_UPS
             for context in contexts:
                 sequence = ordinary_tokens(context, pair.vocabulary, pair.eos)
@@ -244,7 +244,7 @@ def _measure(
 
 
 def _catching_up_ms(pair: Pair, sequence: list[int], count: int, sampling: Sampling) -> float:
-    """Milliseconds by which a draft of one token takes longer that begins by reading ``count`` tokens of the text."""
+    """Additional milliseconds of a draft of one token if it first reads ``count`` tokens of the text."""
     draft = pair.drafts[0]
     taken = []
     for unread in (count, count, 0):  # the first warms up
@@ -288,9 +288,9 @@ def _measure_reading(pair: Pair, context: int, sets: Sequence[SignalSet], sampli
 
 
 class Asked(Constant):
-    """Drafts like `constant`, but decides after each token, like policies that read signals.
+    """Like `constant`, but decides after each token, as policies that read signals do.
 
-    Where a device need not wait for a decision (`specctl.decoding.steps_ahead`), `constant` drafts faster.
+    `constant` itself drafts faster on devices that need not wait for a decision (`specctl.decoding.steps_ahead`).
     """
 
     def should_stop(self, step: DraftStep) -> bool:  # noqa: ARG002 - signature of the interface
@@ -308,7 +308,7 @@ def timed_round(
     """Milliseconds of drafting and of verifying one round of a fixed length; in a batch, this text's shares.
 
     A draft head begins a round by reading what the round before it emitted, as many tokens as were accepted and one
-    more. It is timed after a round of the same length of which half was accepted.
+    more. It is timed after a half-accepted round of the same length.
     """
     reread = min(length // 2, len(sequence) - 1) if pair.drafts[0].reads_states else 0
     forget(pair.drafts[0], len(sequence) - 1, reread)
@@ -336,6 +336,6 @@ def predictors(pair: Pair) -> Mapping[str, TrainedPredictor]:
 
 
 def fill_models(pair: Pair, sequence: list[int]) -> None:
-    """Let all caches hold a sequence but for its last token."""
+    """Fill all caches with a sequence without its last token."""
     for runner in (pair.target, *pair.drafts):
         fill(runner, sequence[:-1])

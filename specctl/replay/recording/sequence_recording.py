@@ -1,4 +1,4 @@
-"""Reads a finished text with every model once and records all that a policy could have seen while it was generated."""
+"""Reads a finished text with every model once, and records every signal that a policy could have seen."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -36,7 +36,7 @@ class _Rounds:
     """The rounds whose tokens are all accepted so far, with the same w."""
 
     weight: float  # w
-    starts: list[int]  # where they began
+    starts: list[int]  # their start positions
 
 
 @dataclass(slots=True)
@@ -50,7 +50,7 @@ class BlockReading(TextReading):
     _branches: list[Tail] = field(default_factory=list)
 
     def read(self) -> Recorded:
-        """What the draft drafts in the rounds that may begin at each position."""
+        """Record the drafts of the rounds that may begin at each position."""
         along = self._read_text()
         target = Detours(self.target, [*self.prompt, *self.text])
         while growing := [branch for branch in self._branches if not branch.full]:
@@ -73,7 +73,7 @@ class BlockReading(TextReading):
         )
 
     def _read_text(self) -> DraftSteps:
-        """The text's tokens as draft tokens; also finds where each round leaves the text."""
+        """Record the text's tokens as draft tokens, and find where each round leaves the text."""
         values: list[list[float]] = []
         readers = [self.draft, self.target]
         for part, (drafting, verifying) in read_along(
@@ -211,7 +211,7 @@ def read_sequence(
     tops: bool = False,
     logits: bool = False,
 ) -> Recorded:
-    """Read a finished text with every model once: what the draft drafts along it, and which tokens are accepted.
+    """Read a finished text with every model once; records the drafts along it and the accepted tokens.
 
     In a hierarchy, each further draft reads everything that the draft above it would write. See
     `specctl.replay.play.play` for the joint distribution when sampling.
@@ -241,7 +241,7 @@ def read_sequence(
     if draft.drafts_by_round:
         return GridReading(*models, output, limit, *settings).read()
     for runner in pair.drafts:
-        runner.rollback(0)  # a draft that took no part in the run still caches an earlier text
+        runner.rollback(0)  # a draft that was not used in the run still caches an earlier text
     if sampling.in_blocks:
         reach = reach_of(draft, prompt, limit)
         if reach is not None:
@@ -254,13 +254,13 @@ def read_sequence(
 
 
 def reach_of(draft: Slot, prefix: Sequence[int], limit: int) -> int | None:
-    """`Recorded.reach` of a draft along what follows a prefix, under a token limit."""
+    """`Recorded.reach` of a draft along the tokens after a prefix, under a token limit."""
     room = draft.room(len(prefix))
     return room if room < limit else None
 
 
 def verification_replayed(sampling: Sampling, drafts: int) -> Verification:
-    """How replayed draft tokens are verified: as in live runs, but in a hierarchy one by one."""
+    """The verification of replayed draft tokens: as in live runs, but one by one in a hierarchy."""
     return "block" if sampling.in_blocks and drafts == 1 else "token"
 
 
@@ -338,10 +338,10 @@ class _Reading:
             continue_branches(draft, [*prefix, *text], starts, first, length, choose, hidden=bool(names))
         branches = {}
         for position, ids, rows in zip(rejected, tokens, signals, strict=True):
-            ids = ids[: last - position]  # others went on further
+            ids = ids[: last - position]  # other rows continued further
             end = next((n for n, token in enumerate(ids, start=1) if token in eos), len(ids))
             branches[position] = draft_steps(ids[:end], list(map(list, zip(*rows[:end], strict=True))), names)
-        # Inner rounds know no chances in a live run either.
+        # Inner rounds have no chances in a live run either.
         chances = None if level else chances
         if level + 1 == len(self.pair.drafts):
             return replace(recorded_by_place(accepted, along, branches, chances), reach=reach)
@@ -420,5 +420,5 @@ class _Reading:
         return found
 
     def _predictors(self, level: int) -> Mapping[str, TrainedPredictor]:
-        """A draft's heads by name, the head that it usually uses first."""
+        """A draft's heads by name, its default head first."""
         return self.pair.named_predictors[level]
