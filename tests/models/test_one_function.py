@@ -94,6 +94,13 @@ def test_right_models_differ_by_no_more_than_rounding(family: str, dtype: torch.
     assert rows is None or not rows.wrong, rows
 
 
+def test_a_copy_of_a_model_that_was_read_computes_with_its_own_weights() -> None:
+    model = recurrent_model.__wrapped__("jamba")
+    assert not over_cache(model, 64).wrong
+    reading = over_cache(deepcopy(model).to(torch.bfloat16), 64)
+    assert not reading.wrong, reading
+
+
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("kind", ["bert", "roberta", "bidirectional"])
 def test_what_sees_later_tokens_is_found_out(kind: str, dtype: torch.dtype) -> None:

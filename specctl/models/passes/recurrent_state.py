@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 from weakref import WeakSet
 
@@ -213,28 +213,29 @@ def _limits_steps(module: torch.nn.Module) -> bool:
 
 def _stepped(mixer: torch.nn.Module) -> Callable[..., torch.Tensor]:
     forward: Callable[..., torch.Tensor] = mixer.forward
-    layer: Any = mixer.layer_idx
-    name = cache_argument(type(mixer))
+    # No closure: a copy of the model computes with its own mixers.
+    return wraps(forward)(partial(_read, forward, mixer.layer_idx, cache_argument(type(mixer))))
 
-    @wraps(forward)
-    def read(
-        hidden_states: torch.Tensor,  # (1, T, D)
-        *,
-        attention_mask: torch.Tensor | None = None,
-        **more: Any,
-    ) -> torch.Tensor:
-        width = hidden_states.shape[1]
-        cache: Cache | None = more.get(name)
-        if cache is None or width == 1 or not cache.has_previous_state(layer):
-            return forward(hidden_states, attention_mask=attention_mask, **more)
-        steps = [
-            forward(
-                hidden_states[:, token : token + 1],
-                attention_mask=None if attention_mask is None else attention_mask[:, token : token + 1],
-                **more,
-            )
-            for token in range(width)
-        ]
-        return torch.cat(steps, dim=1)
 
-    return read
+def _read(
+    forward: Callable[..., torch.Tensor],
+    layer: Any,
+    name: str,
+    hidden_states: torch.Tensor,  # (1, T, D)
+    *,
+    attention_mask: torch.Tensor | None = None,
+    **more: Any,
+) -> torch.Tensor:
+    width = hidden_states.shape[1]
+    cache: Cache | None = more.get(name)
+    if cache is None or width == 1 or not cache.has_previous_state(layer):
+        return forward(hidden_states, attention_mask=attention_mask, **more)
+    steps = [
+        forward(
+            hidden_states[:, token : token + 1],
+            attention_mask=None if attention_mask is None else attention_mask[:, token : token + 1],
+            **more,
+        )
+        for token in range(width)
+    ]
+    return torch.cat(steps, dim=1)
