@@ -16,7 +16,7 @@ from specctl.profile.wording import distinct_name, short_names
 
 ModelKey = tuple[str, int]
 LOADED = (*ModelTable.model_fields, "vocabulary", "tokens", "token_counts")
-"""What of a draft's table decides how its model is loaded."""
+"""The keys of a draft's table that decide how its model is loaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,18 +24,18 @@ class Candidates:
     """The candidates of a benchmark, and the models to load for them."""
 
     all: list[Candidate]  # the baseline, then every setting once, then the peers
-    drafts: list[DraftTable]  # the tables of the draft models, without heads
-    names: list[str]  # of these, each its own
-    heads: list[list[str]]  # for each draft, the names of the heads that its policies read
-    # for each draft the index of the draft that it first drafts for, None for the target; a draft head reads the states
-    # of that model
+    drafts: list[DraftTable]  # the draft models' tables, without heads
+    names: list[str]  # names of these drafts, all different
+    heads: list[list[str]]  # for each draft, the names of the heads used by its policies
+    # for each draft, the index of the draft it first drafts for, None for the target; a draft head reads that model's
+    # states
     above: list[int | None]
-    # by label, how the peers are started that run in processes of their own
+    # by label, how to start the peers that run in separate processes
     launches: Mapping[str, Launch] = field(default_factory=dict)
 
     @property
     def tree(self) -> TreeSize | None:
-        """The size of the trees that a candidate drafts: the first one's; None where all are chains."""
+        """The tree size of the first candidate that drafts trees; None if all draft chains."""
         trees = (one.setting.tree for one in self.all if one.setting is not None and one.setting.tree is not None)
         return next(trees, None)
 
@@ -45,15 +45,15 @@ def candidates_of(
     peers: Iterable[PeerSetting] = (),
     launches: Mapping[str, Launch] = MappingProxyType({}),
 ) -> Candidates:
-    """The candidates that draft tables and peers make.
+    """The candidates made from draft tables and peers.
 
     Args:
-        competing_drafts: a draft table for each candidate, with the policies of all its levels.
+        competing_drafts: one draft table per candidate, with the policies of all its levels.
         peers: other implementations, with their settings.
-        launches: by label, how those are started that run in processes of their own.
+        launches: by label, how to start the peers that run in separate processes.
 
     Raises:
-        ProfileError: a policy reads signals that a lookup does not have.
+        ProfileError: a policy needs signals that a lookup does not have.
         UsageError: a policy needs a head and no head, or more than one, is named.
     """
     drafting = [table for draft in competing_drafts if (table := draft.at_work()) is not None]
@@ -78,7 +78,7 @@ def candidates_of(
         keys = model_keys(table)
         setting = _with_heads(table, [heads[key] for key in keys])
         used = tuple(indices[key] for key in keys)
-        # Model names are left out where they are unambiguous: every candidate uses all drafts in the same order.
+        # Labels omit model names if every candidate uses all drafts in the same order.
         ambiguous = len(used) != len(drafts) or len(chains) > 1
         label = setting.label_on([short[key] for key in keys] if ambiguous else ())
         candidates.setdefault(label, Candidate(label, setting, used))
@@ -99,10 +99,10 @@ def candidates_of(
 
 
 def with_counterpart(candidates: Candidates) -> Candidates:
-    """The candidates with one more where transformers' own loop takes part: ours, run eagerly as that runs.
+    """Add a candidate if transformers' own loop is a peer: our loop on the eager engine, which transformers uses too.
 
-    It is the first that drafts with the first draft alone and in turns. Without it, what another engine brings would
-    look like what another algorithm brings.
+    It copies the first candidate that drafts with the first draft alone and in turns. Without it, a faster engine would
+    look like a better algorithm.
     """
     first = next((index for index, one in enumerate(candidates.all) if one.peer in ASSISTED), None)
     ours = next(
@@ -121,7 +121,7 @@ def competing_drafts(
 ) -> list[DraftTable]:
     """The draft tables to compare on the first profile's target, each with the policies of all its levels.
 
-    Each but a lookup that no faster draft drafts for is followed by copies with trees of these numbers of tokens.
+    Each single draft but a lookup is followed by copies that draft trees of these numbers of tokens.
 
     Raises:
         UsageError: the profiles have different targets, or a policy has no draft to stop.
@@ -170,7 +170,7 @@ def _stopped(profiles: Sequence[Profile], policies: Sequence[PolicyTable]) -> li
 
 
 def _uncalibrated(draft: DraftTable) -> PolicyTable:
-    """The policy of a draft whose user names none."""
+    """The default policy of a draft."""
     return PolicyTable(**pair_policy(draft.model))
 
 
@@ -202,7 +202,9 @@ def _with_heads(table: DraftTable, heads: Sequence[Sequence[str]]) -> Setting:
 
 
 def _heads(tables: Iterable[DraftTable]) -> dict[ModelKey, list[str]]:
-    """For each model, the heads that its policies read; a profile without a head uses the only head of the others."""
+    """For each model, the heads used by its policies; a profile without a head uses the only head of the other
+    profiles.
+    """
     known: dict[ModelKey, list[str]] = {}
     used: dict[ModelKey, list[str | None]] = {}
     names: dict[ModelKey, str] = {}
@@ -228,8 +230,9 @@ def _heads(tables: Iterable[DraftTable]) -> dict[ModelKey, list[str]]:
 
 
 def _names(drafts: Mapping[ModelKey, DraftTable]) -> list[str]:
-    """The drafts' models with how many tokens they write, where those are not all; and of drafts of one model that are
-    loaded in different ways, with what is different."""
+    """The drafts' names: the model, the size of a limited vocabulary, and the settings in which drafts of one model
+    differ.
+    """
     named = [
         (table, table.full_name if table.tokens is None else f"{table.full_name}-{table.tokens}")
         for table in drafts.values()
@@ -246,16 +249,16 @@ def _names(drafts: Mapping[ModelKey, DraftTable]) -> list[str]:
 
 
 def _loaded_name(table: ModelTable, with_dtype: bool) -> str:
-    """A model's name with all that makes another model of it."""
+    """A model's name with every setting that makes it a different model."""
     revision = "" if table.revision is None else f" at {table.revision}"
     forms = [form for form in (table.quantize, table.dtype if with_dtype else None) if form is not None]
     return f"{table.full_name}{revision}{' in ' * bool(forms)}{', '.join(forms)}"
 
 
 def model_keys(table: DraftTable) -> list[ModelKey]:
-    """A key for the model of each level of a draft table, from the top down; equal keys mean the same loaded model.
+    """A key for each level's model in a draft table, from the top down; equal keys mean the same loaded model.
 
-    A model that is used at two levels gets two keys, because each level needs its own cache.
+    A model used at two levels gets two keys, because each level needs its own cache.
     """
     keys: list[ModelKey] = []
     for level in table.levels:

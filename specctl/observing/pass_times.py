@@ -1,4 +1,4 @@
-"""Times of bare forward passes on this machine, without the loop around them."""
+"""Times of bare forward passes on this machine, without the decoding loop."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ class PassMeter:
         self._draft: list[float] = []
         self._with_predictor: list[float] = []
         self._target: dict[int, list[float]] = {width: [] for width in self._widths}
-        # A single draft never verifies, so it only runs passes of one token; neither does a draft head or a lookup.
+        # Single drafts, draft heads and lookups never verify, so they only run passes of one token.
         several = pair.drafts if len(pair.drafts) > 1 else ()
         self._drafts = [
             (runner, {width: list[float]() for width in (self._widths if runner.verifies else [1])})
@@ -53,8 +53,8 @@ class PassMeter:
         """Time every width ``repeats`` more times; returns medians over all measurements so far, in milliseconds."""
         for _ in range(repeats):
             for width in self._widths:
-                # A pass leaves its weights in the processor's cache, so each is timed after the one that precedes it in
-                # a run: verification after a draft pass, a pass of one token after a target pass.
+                # A pass leaves its weights in the processor's cache. So each pass is timed in the order of a run:
+                # verification after a draft pass, a one-token pass after a target pass.
                 verifies = self._pair.drafts and width > 1
                 self._time(self._pair.drafts[0] if verifies else self._pair.target, 1)
                 self._target[width].append(self._time(self._pair.target, width))
@@ -94,7 +94,7 @@ def _medians(times: dict[int, list[float]]) -> dict[int, float]:
 
 
 def fill(runner: Slot, tokens: Sequence[int]) -> None:
-    """Make the cache hold these tokens and nothing else; a draft head reads them with states of zeros."""
+    """Fill the cache with exactly these tokens; a draft head reads them with zero states."""
     runner.rollback(0)
     _show_zeros(runner, 0, len(tokens))
     if tokens:
@@ -102,7 +102,7 @@ def fill(runner: Slot, tokens: Sequence[int]) -> None:
 
 
 def forget(runner: Slot, length: int, last: int) -> None:
-    """Take back the ``last`` of ``length`` cached tokens; a draft head keeps states of zeros for them."""
+    """Roll back the ``last`` of ``length`` cached tokens; a draft head keeps zero states for them."""
     runner.rollback(length - last)
     _show_zeros(runner, length - last, last)
 
@@ -120,26 +120,27 @@ CONTEXT, TRIED_WIDTHS = 32, (1, 6)  # Cached tokens while passes are timed, and 
 
 @dataclass(frozen=True, slots=True)
 class EnginePasses:
-    """How long a model's passes take with an engine."""
+    """The times of a model's passes with an engine."""
 
     model: str  # ``target``, or ``draft`` with its number where there are several
     engine: str  # its name
-    milliseconds: dict[int, float]  # by tokens of a pass, the median
+    milliseconds: dict[int, float]  # the median in milliseconds, by tokens of a pass
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What a trial showed."""
+    """The results of a trial."""
 
-    tokens: int  # how many were generated, greedily; fewer than `TOKENS` where the text ended
-    same: bool | None  # whether drafting gave the target's own tokens; None without a draft that is used
-    # between the target after a rollback and a fresh read, as a share of the logits' standard deviation
+    tokens: int  # the number of tokens generated greedily; fewer than `TOKENS` if the text ended
+    same: bool | None  # whether the output with drafts equals the target's own; None without a draft
+    # the largest difference of logits between the target after a rollback and a fresh read, in standard deviations of
+    # the logits
     difference: float
-    # alone_per_second, drafted_per_second: tokens a second without and with drafts, the prompt's time included
+    # alone_per_second, drafted_per_second: tokens/s without and with drafts, including the time for the prompt
     alone_per_second: float
     drafted_per_second: float | None
     acceptance_rate: float | None  # accepted of drafted tokens
-    # of every model but draft heads and lookups, with the engine that runs it and, where that is another, eagerly
+    # times of every model except draft heads and lookups, with its engine and, if that differs, with the eager engine
     passes: tuple[EnginePasses, ...]
 
 
@@ -147,7 +148,7 @@ def try_out(pair: Pair, profile: Profile) -> Trial:
     """Generate a few tokens with a pair that was loaded with ``check = true``, and roll the target back at least once.
 
     Raises:
-        ModelError: the target does not forget rejected tokens.
+        ModelError: the target's results depend on rejected tokens.
     """
     prompt: list[int] = pair.tokenizer.encode(PROMPT)
     settings = profile.sampling.model_copy(update={"temperature": 0.0, "max_new_tokens": TOKENS, "stop": []})
@@ -201,7 +202,7 @@ def _passes_of(model: str, engines: Mapping[str, Slot], tokens: Sequence[int]) -
 
 
 def _difference(target: Slot, text: list[int]) -> float:
-    """What the check of the target found; where nothing was rejected so far, some of a text is taken back."""
+    """The result of the target's check; if no token was rejected so far, some tokens are rolled back."""
     checked = next(each for each in target.transforms if isinstance(each, CheckedPasses))  # it is loaded with check
     if checked.difference is None:
         with torch.inference_mode():

@@ -18,9 +18,9 @@ def ignored(tokens: int = 0) -> None:
 
 @dataclass(slots=True)
 class Tally:
-    """What became of a run's records so far."""
+    """Counts of a run's records so far."""
 
-    answered: int = 0  # got a line in this run, errors included
+    answered: int = 0  # written in this run, errors included
     failed: int = 0  # how many of these lines are errors
     kept: int = 0  # had a line from an earlier run
 

@@ -25,7 +25,7 @@ class AnsweredPrompt:
 
 
 def answer_prompt(answerer: Answerer, prompt: SuitePrompt, number: int) -> AnsweredPrompt | Skipped:
-    """The answer to a prompt of an index in its suite, or why there is none."""
+    """Answer a prompt of this index in its suite, or return the reason for skipping it."""
     record = prompt.record(number + 1)
     try:
         completions = tuple(answerer.answer(record))
@@ -35,8 +35,9 @@ def answer_prompt(answerer: Answerer, prompt: SuitePrompt, number: int) -> Answe
 
 
 def prompt_writer(answerer: Callable[[int], Answerer]) -> Writer:
-    """What answers prompts for `answer_each`; ``answerer`` makes the answerer for the prompt of an index, so that
-    policies need carry nothing over from one prompt to the next."""
+    """The writer for `answer_each`. ``answerer`` makes an answerer for the prompt of an index, so that policies may
+    start afresh with each prompt.
+    """
     return whole(lambda asked: answer_prompt(answerer(asked[0]), asked[1], asked[0]))
 
 
@@ -53,7 +54,7 @@ def answer_each(
     The random draws of an answer depend on the prompt's index in the suite and on the seed, not on earlier prompts.
 
     Args:
-        engine: of this process, of `prompt_writer`.
+        engine: an engine in this process, of a `prompt_writer`.
         prompts: in order.
         done: ids that need no answer.
         advance: called after each prompt, answered or not, with the number of tokens generated.

@@ -1,4 +1,6 @@
-"""Answers a stream of records in order by any engine, each written as soon as it is finished. No torch here."""
+"""Answers a stream of records in order by any engine, and writes each as soon as it is finished. This module does not
+import torch.
+"""
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -20,7 +22,7 @@ from specctl.text_engine.dispatch import Asked, GivenUp, in_order
 from specctl.text_engine.engine import Part, Restarted, TextEngine, Writer
 
 Watch = Callable[[Record], AbstractContextManager[OnRound | None]]
-"""Makes a context manager for the time in which a record is answered; it yields what is called with each round."""
+"""Makes a context manager that is open while a record is answered; it yields a callback for each round."""
 
 
 def tracer(record: Record, sink: Sink | None) -> OnRound | None:
@@ -31,21 +33,21 @@ def tracer(record: Record, sink: Sink | None) -> OnRound | None:
 
 
 class RecordRequest(NamedTuple):
-    """A record that an engine is to answer."""
+    """A record for an engine to answer."""
 
-    run: str  # differs from run to run: policies of processes that served another run start from nothing again
+    run: str  # differs between runs: policies in processes that served an earlier run start afresh
     record: Record  # without an error
-    done: Sequence[CompletionSummary] = ()  # its first turns, which an earlier run has answered
+    done: Sequence[CompletionSummary] = ()  # its first turns, answered in an earlier run
 
 
 def record_writer(answerer: Callable[[], Answerer], *, traced: bool = False, watch: Watch | None = None) -> Writer:
-    """What answers a `RecordRequest` in an engine.
+    """The writer that answers a `RecordRequest` in an engine.
 
-    Its parts are lines of the trace, if there is one, and the turns that have ended but the last; its answer is a
+    Its parts are lines of the trace, if wanted, and every finished turn but the last. Its answer is a
     `CompletionSummary` for each turn, or the `RecordError`.
 
     Args:
-        answerer: makes an answerer whose policies have learnt nothing yet.
+        answerer: makes an answerer with fresh policies.
         traced: whether rounds are wanted.
         watch: shows rounds while a record is answered.
     """
@@ -78,15 +80,15 @@ def record_writer(answerer: Callable[[], Answerer], *, traced: bool = False, wat
 
 
 class _OpenRecords:
-    """The records that are being answered: parts of the oldest are written, those of others wait until it has ended.
+    """The running records: parts of the oldest are written, parts of others wait until it has ended.
 
-    So an interrupt loses no more of a conversation than a turn, and a trace has the rounds of one record in a row.
+    So an interrupt loses at most one turn of a conversation, and a trace has each record's rounds in a row.
 
     Args:
         traced: receives the lines of rounds.
-        turns: receives the turns that have ended.
-        at_once: whether the oldest record's parts are written as they come; where its writer may end, and another one
-            begin it again, they wait for the answer.
+        turns: receives finished turns.
+        at_once: whether the oldest record's parts are written as they come. If another writer may start the record
+            over, they must wait for the answer.
     """
 
     def __init__(self, traced: Sink | None, turns: TurnsFile | None, *, at_once: bool) -> None:
@@ -95,11 +97,11 @@ class _OpenRecords:
         self._parts: dict[int, list[Any]] = {}  # by line
 
     def begin(self, record: Record) -> None:
-        """A record is answered from now on."""
+        """Note that a record is begun."""
         self._open.append(record)
 
     def happened(self, record: Record, event: Part | Restarted) -> None:
-        """Something of a record's answer has come."""
+        """Take a part of a record's answer."""
         if isinstance(event, Restarted):
             self._parts.pop(record.line, None)
         elif self._at_once and record is self._open[0]:
@@ -108,7 +110,7 @@ class _OpenRecords:
             self._parts.setdefault(record.line, []).append(event.value)
 
     def answered(self) -> None:
-        """The oldest record has its answer: write what waited of it."""
+        """The oldest record is answered: write its waiting parts."""
         self._write_parts()
 
     def end(self) -> None:
@@ -143,15 +145,15 @@ class RecordStream:
     # rounds, token_ids: whether result lines contain them
     rounds: bool = False
     token_ids: bool = False
-    turns: TurnsFile | None = None  # keeps the finished turns of a record that has several; None to keep none
+    turns: TurnsFile | None = None  # receives finished turns of a record with several turns; None to store none
     at_once: bool = True  # whether rounds and turns are written as they end, see `_OpenRecords`
-    tally: Tally = field(default_factory=Tally)  # what became of the records
+    tally: Tally = field(default_factory=Tally)  # counts of records
     run_id: str = field(default_factory=lambda: uuid4().hex)  # as in `RecordRequest`
 
     def run(self, records: Iterable[Record | None], advance: Advance = ignored) -> bool:
         """Answer all records; returns whether every record could be answered, in this run and in an earlier one.
 
-        A record that ended too many processes is answered with the error ``worker_died``.
+        A record on which too many processes died is answered with the error ``worker_died``.
 
         Args:
             records: in order; None where the next one is not there yet.
@@ -193,7 +195,7 @@ class RecordStream:
     def _line(
         self, record: Record, answer: Sequence[CompletionSummary] | RecordError | GivenUp | None
     ) -> tuple[dict[str, Any], int]:
-        """A record's line, and how many tokens were generated for it."""
+        """A record's line, and the number of tokens generated for it."""
         if isinstance(answer, GivenUp):
             answer = RecordError("worker_died", f"no replica survived this record; {answer.why}")
         if answer is None or isinstance(answer, RecordError):

@@ -1,4 +1,6 @@
-"""The results file of a benchmark: what ran where, a header, then one line for each finished run. No torch here."""
+"""The results file of a benchmark: a header about models and machine, then one line per finished run. This module does
+not import torch.
+"""
 
 import platform
 import sys
@@ -35,15 +37,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """What competes in a benchmark: a setting on some of the loaded drafts, or a peer."""
+    """A competitor in a benchmark: a setting on some of the loaded drafts, or a peer."""
 
     label: str  # the name in tables, unique in a benchmark
-    setting: Setting | None = NONE  # the policies and when they stop; None for a peer
+    setting: Setting | None = NONE  # the policies with their values; None for a peer
     drafts: tuple[int, ...] = (0,)  # for each level of the setting, the index of its draft in `Header.drafts`
-    peer: str | None = None  # name of a peer; None for a setting
-    # the peer's arguments; ``draft`` is how one that runs in a process of its own drafts
+    peer: str | None = None  # the peer's name; None for a setting
+    # the peer's arguments; ``draft`` is the drafting method of a peer in a separate process
     peer_settings: Mapping[str, Any] = field(default_factory=dict)
-    # of a setting that runs eagerly where the others run on another engine; None for the profile's
+    # ``eager`` for a setting that runs eagerly while others use another engine; None for the profile's engine
     engine: Literal["eager"] | None = None
 
     @property
@@ -53,32 +55,32 @@ class Candidate:
 
     @property
     def values(self) -> Mapping[str, Any]:
-        """Every value of the first draft's policy, defaults included, or the peer's arguments."""
+        """All values of the first draft's policy, defaults included, or the peer's arguments."""
         return self.peer_settings if self.setting is None else self.setting.all_values
 
     @property
     def way(self) -> str | None:
-        """How a peer in a process of its own drafts; None for any other candidate."""
+        """The drafting method of a peer in a separate process; None for any other candidate."""
         return None if self.setting is not None else self.peer_settings.get("draft")
 
     @property
     def drafts_trees(self) -> bool:
-        """Whether its drafts are trees, whose passes read several tokens."""
+        """Whether it drafts trees, with several tokens per draft pass."""
         return self.setting is not None and self.setting.tree is not None
 
     @property
     def parallel(self) -> bool:
-        """Whether its draft writes while the target verifies, so that their times do not add up."""
+        """Whether its draft runs in parallel with verification, so that their times do not add up."""
         return self.setting is not None and self.setting.parallel is not None
 
     @property
     def takes_turns_in_chains(self) -> bool:
-        """Whether its passes come one after the other, each of the draft's over one token, and so can be priced."""
+        """Whether its passes run in turns and each draft pass reads one token. Only then can they be priced."""
         return not self.drafts_trees and not self.parallel and self.engine is None
 
     @property
     def family(self) -> str:
-        """A name shared by all candidates with the same policies on the same models, whatever their values."""
+        """A name shared by all candidates with the same policies and models, whatever the policies' values."""
         if self.setting is None:
             return f"{self.name}:{self.way}" if self.way is not None else self.name
         family = self.setting.family if self.engine is None else f"{self.setting.family}, {self.engine}"
@@ -87,19 +89,19 @@ class Candidate:
         return f"{family} on drafts {', '.join(map(str, self.drafts))}"
 
     def ran_on(self, engines: Mapping[str, str]) -> str | None:
-        """On which engine its passes ran, given those of the models; None where that is not known.
+        """The engine of its passes, given the models' engines; None if unknown.
 
-        Where its models ran on several, each is named with its model: ``target graph, draft eager``.
+        If its models ran on several engines, each is named: ``target graph, draft eager``.
         """
         if self.peer is not None:
-            # transformers calls the models as they are, whatever engine the profile's own passes have.
+            # transformers calls the models directly, whatever engine the profile uses.
             return "eager" if self.peer in ASSISTED else self.peer
         if self.engine is not None:
             return self.engine
         used = () if self.setting == NONE else self.drafts
-        # Levels have the names they have in a profile; loaded drafts have those that they would have as levels.
+        # Levels have their names in a profile; loaded drafts are named as if they were levels.
         keys = {"target": "target", **{level_key(place): level_key(draft) for place, draft in enumerate(used)}}
-        # After the name may stand, in parentheses, why it is not another one.
+        # A reason in parentheses may follow the engine's name.
         ran = {level: engines[key].partition(" (")[0] for level, key in keys.items() if key in engines}
         if len(set(ran.values())) > 1:
             return ", ".join(f"{key} {engine}" for key, engine in ran.items())
@@ -107,18 +109,19 @@ class Candidate:
 
     @property
     def eagerly(self) -> "Candidate":
-        """The same setting as a candidate that runs eagerly."""
+        """The same candidate on the eager engine."""
         return replace(self, label=f"{self.label} (eager)", engine="eager")
 
 
 def level_key(index: int) -> str:
-    """The name of a level below the target, from 0 on, as a profile's tables have it: ``draft``, ``draft.draft``."""
+    """The name of a level below the target, from 0 on, as in a profile's tables: ``draft``, ``draft.draft``."""
     return "draft" + ".draft" * index
 
 
 def candidate_record(candidate: Candidate) -> dict[str, Any]:
-    """A candidate as a results file contains it; without ``levels`` where the first draft alone drafts, with no head
-    named, without trees or a lookup and not in parallel."""
+    """A candidate as in a results file. ``levels`` is omitted if the first draft drafts alone, without a named head,
+    trees, a lookup or parallel drafting.
+    """
     record: dict[str, Any] = {
         "label": candidate.label,
         "kind": "policy" if candidate.peer is None else "peer",
@@ -149,7 +152,7 @@ def candidate_record(candidate: Candidate) -> dict[str, Any]:
 
 
 def candidate_of(record: Mapping[str, Any]) -> Candidate:
-    """The candidate that a results file describes."""
+    """Parse a candidate of a results file."""
     if not isinstance(record["label"], str):
         raise TypeError("a candidate's label is not text")
     if record["kind"] == "peer":
@@ -185,10 +188,10 @@ class OraclePasses:
 
 @dataclass(frozen=True, slots=True)
 class Stretches:
-    """For each turn of a prompt, how verification would read the baseline's text, see `specctl.replay.pearl`."""
+    """For each turn of a prompt, how parallel drafting would split the baseline's text, see `specctl.replay.pearl`."""
 
     prompt: str
-    # of each, the draft tokens from where the draft begins afresh to the rejected one, or to the text's end
+    # for each turn, numbers of draft tokens from a fresh start of the draft to the rejected token or the end
     turns: list[list[int]]
 
 
@@ -202,7 +205,7 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A peer that failed in a run, with the reason; it is not asked again in the same benchmark."""
+    """A peer that failed in a run, with the reason; it does not run again in the same benchmark."""
 
     candidate: str
     reason: str
@@ -215,7 +218,7 @@ class SignalBound:
     # prompts, tokens: number of prompts, and of tokens in their outputs
     prompts: int
     tokens: int
-    # drafted, passes: number of draft steps and of target passes that the rule makes for these tokens
+    # drafted, passes: number of draft steps and target passes of the rule for these tokens
     drafted: int
     passes: int
 
@@ -245,13 +248,13 @@ class Run:
     candidate: str  # label of the candidate
     prompt: str  # the prompt's id, as text
     category: str
-    repeat: int  # how often the candidate had run this prompt at this length before
+    repeat: int  # the repeat, from 0, for this prompt and length
     length: int  # the run's token limit
     turns: tuple[CompletionSummary, ...]  # a summary for each turn
     # in greedy decoding, the first difference from the baseline's tokens; None if they are equal
     difference: Difference | None = None
-    # of transformers' ``hf-confidence``, for each turn the thresholds of its first and its last draft, or None without
-    # a draft; empty for other candidates
+    # for transformers' ``hf-confidence``, each turn's thresholds of the first and last draft, or None without a draft;
+    # empty for other candidates
     thresholds: tuple[tuple[float, float] | None, ...] = ()
 
     @property
@@ -278,7 +281,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunDifference(Difference):
-    """A difference with the `Run.key` of its run. It has its own line because the baseline may run later."""
+    """A difference and the `Run.key` of its run. It has its own line because the baseline may run later."""
 
     run: tuple[str, str, int, int]
 
@@ -302,7 +305,7 @@ class PassTimes:
             raise ValueError("passes of one token are missing")
 
     def step_ms(self, draft: int) -> float:
-        """A pass of one token in a loaded draft; ``draft`` is its index in `Header.drafts`, 0 for a single draft."""
+        """The time of a draft's one-token pass; ``draft`` is its index in `Header.drafts`, 0 for a single draft."""
         return self.drafts[draft][1] if self.drafts else self.draft
 
 
@@ -319,9 +322,8 @@ class Facts:
     sampling: dict[str, Any]  # the sampling table in force
     engines: dict[str, str] = field(default_factory=dict)  # the engine of each model, by its key in the profile
     synthetic: bool = False  # whether a model has random weights, made for measurements of speed
-    threads: int | None = None  # with how many threads passes on the CPU ran; None if that was not recorded
-    # how many of the cores that this process may use other processes kept busy while the models were loaded; None if
-    # that is not known
+    threads: int | None = None  # the number of threads for passes on the CPU; None if not recorded
+    # the number of this process's cores kept busy by other processes while the models were loaded; None if unknown
     others_busy: float | None = None
 
 
@@ -331,20 +333,20 @@ class Header(Facts):
 
     # the candidates of the benchmark
     candidates: list[Annotated[Candidate, PlainValidator(candidate_of), PlainSerializer(candidate_record)]]
-    # repeats, lengths: how often every prompt is run, and with which token limits
+    # repeats, lengths: the number of runs per prompt, and their token limits
     repeats: int
     lengths: list[int]
-    oracle: bool = False  # whether `RunSet.oracle` is wanted
-    # of a comparison of the papers' policies, those that the pair could not run, by name, and why
+    oracle: bool = False  # whether to compute `RunSet.oracle`
+    # in a comparison of the papers' policies, the reason for each one that the pair could not run, by name
     papers: dict[str, str] | None = None
     drafts: list[str] = field(default_factory=list)  # names of the loaded draft models; empty for a single draft
-    batch: int = 1  # how many prompts each candidate ran at once
+    batch: int = 1  # the number of prompts that each candidate ran at once
 
     def candidate(self, label: str) -> Candidate:
         return next(candidate for candidate in self.candidates if candidate.label == label)
 
     def engine_of(self, label: str) -> str | None:
-        """`Candidate.ran_on` of one."""
+        """`Candidate.ran_on` of a candidate."""
         return self.candidate(label).ran_on(self.engines)
 
 
@@ -360,9 +362,9 @@ class RunSet:
     signal_bound: SignalBound | None = None  # computed with the oracle, once all prompts have run
     # by prompt id, computed with the oracle unless the first draft is a draft head
     stretches: dict[str, list[list[int]]] = field(default_factory=dict)
-    # by prompt id, why the prompt cannot be run on this pair; such a prompt has no runs
+    # by prompt id, the reason why this pair cannot run it; such a prompt has no runs
     skipped: dict[str, str] = field(default_factory=dict)
-    # by label, why a peer could not finish its runs; runs that it finishes later take it back
+    # by label, the reason why a peer could not finish its runs; removed if it finishes them later
     failed: dict[str, str] = field(default_factory=dict)
 
     def add(self, record: object) -> None:
@@ -385,7 +387,7 @@ class RunSet:
             case Failed():
                 self.failed[record.candidate] = record.reason
             case RunDifference():
-                # Its run was added shortly before.
+                # Its run has been added shortly before.
                 for index in range(len(self.runs) - 1, -1, -1):
                     if self.runs[index].key == record.run:
                         self.runs[index] = replace(self.runs[index], difference=record.difference)
@@ -417,7 +419,7 @@ RESULTS = LineFormat(
 
 
 def of_request(profile: Profile, suite: Suite) -> dict[str, Any]:
-    """The `Facts` of a run that are known before a model is loaded."""
+    """The `Facts` known before any model is loaded."""
     return {
         "profile": profile.model_dump(mode="json", exclude_none=True),
         "suite": {"name": suite.name, "sha256": suite.sha256, "count": len(suite.prompts)},
@@ -452,7 +454,7 @@ def read_results(path: Path) -> RunSet:
 def compare(results: RunSet) -> list[tuple[Run, Difference | None]]:
     """Compare every run with the baseline's first run of the same prompt and length; the baseline's repeats too.
 
-    The tokens themselves are compared, so a difference that was not recorded while measuring is still found.
+    Tokens are compared, so differences not recorded while measuring are found too.
     """
     first: dict[tuple[str, int], Run] = {}
     for run in results.of(BASELINE):
@@ -485,7 +487,7 @@ class Speedup(NamedTuple):
 
 
 def evened(runs: Sequence[Run]) -> list[Run]:
-    """The runs, repeated so that every prompt and length has the same number of runs."""
+    """The runs, duplicated so that every prompt and length has the same number of runs."""
     cells = list(_cells(runs).values())
     times = lcm(*map(len, cells))
     return [run for repeats in cells for run in repeats * (times // len(repeats))]
@@ -515,9 +517,9 @@ def speed_figures(run: Run) -> tuple[float, float]:
 
 
 def paired(runs: Iterable[Run], others: Iterable[Run], figures: Callable[[Run], Sequence[float]]) -> dict[str, Floats]:
-    """Figures of runs next to the same figures of other runs, for each prompt that both finished to one length or more.
+    """Figures of two sets of runs side by side, for each prompt that both finished with at least one length.
 
-    A run that lacks a figure has 0 for it; prompts and lengths whose mean is 0 are left out, as there is no ratio.
+    A missing figure counts as 0; prompts and lengths with a mean of 0 are left out because they have no ratio.
 
     Args:
         figures: N numbers of a run.
@@ -588,7 +590,7 @@ def device_name(device: "torch.device", threads: int) -> str:
 
 
 def scikit_learn() -> str:
-    """The version of scikit-learn, with which transformers moves the threshold of ``hf-confidence``; else ``none``."""
+    """The version of scikit-learn, which adapts transformers' ``hf-confidence`` threshold; else ``none``."""
     try:
         return version(SCIKIT_LEARN)
     except PackageNotFoundError:

@@ -39,19 +39,20 @@ WARM_UP_TOKENS = 16
 PROMPTS_BETWEEN_COSTS = 10
 Emit = Callable[[object], None]
 AT_ONCE = 4
-"""Prompts for each row that a candidate runs before the next one's turn: fewer, and the rows of those that ended would
-stand idle for much of the time."""
+"""Prompts per row in a candidate's turn. With fewer, rows whose prompts ended early would stay idle for much of the
+time.
+"""
 
 
 def turns(prompts: int, batch: int) -> list[range]:
-    """The prompts, by number, that each candidate runs before the next one's turn."""
+    """The indices of the prompts in each candidate's turn."""
     size = 1 if batch == 1 else AT_ONCE * batch
     return [range(first, min(first + size, prompts)) for first in range(0, prompts, size)]
 
 
 @dataclass(frozen=True, slots=True)
 class _Lane:
-    """How a candidate runs prompts."""
+    """A candidate's engine for prompts."""
 
     candidate: Candidate
     answerer: Answerer
@@ -69,8 +70,9 @@ class RoundRobin:
         settings: the sampling table in force.
         prompt_format: turns prompts into ids.
         emit: called with each record of the results file as soon as it is known.
-        peers: by label, those that run in processes of their own, loaded.
-        passes: of `passes_of`; candidates, and peers that can, run as many prompts at once. None for one by one.
+        peers: the loaded peers in separate processes, by label.
+        passes: of `passes_of`, so that candidates, and peers that can, run several prompts at once; None for one by
+            one.
     """
 
     def __init__(
@@ -91,7 +93,7 @@ class RoundRobin:
         self._lanes = [self._lane(candidate) for candidate in results.header.candidates]
         settings_ = [one.setting for one in results.header.candidates if one.setting is not None]
         longest = max(one.longest_draft for one in settings_)
-        simulated = WIDTHS[-1] if results.header.oracle else 0  # the fastest draft length may be any
+        simulated = WIDTHS[-1] if results.header.oracle else 0  # the fastest draft length may be any number
         self._meter = PassMeter(pair, context=128, widest=max(longest + 1, simulated))
 
     def _lane(self, candidate: Candidate) -> _Lane:
@@ -128,15 +130,15 @@ class RoundRobin:
     def _writer(
         self, candidate: Candidate, answerer: Answerer, peer: AssistedPeer | MeasuredPeer | None = None
     ) -> Writer:
-        """What runs a candidate on the prompt of a number, for a repeat and a token limit."""
+        """The writer that runs a candidate on a prompt, given its index, a repeat and a token limit."""
         return whole(lambda asked: self._run(candidate, answerer, peer, *asked))
 
     def run(self, before: Callable[[str, str], None] = lambda *_: None) -> Iterator[Run]:
-        """Yield runs as they finish, without the runs of an earlier benchmark.
+        """Yield runs as they finish, except those of an earlier benchmark.
 
-        The order of the candidates rotates from prompt to prompt, so that a machine that slows down slows all of them
-        equally. A prompt that a candidate cannot run, for example because it is too long for the models, is skipped for
-        all candidates and recorded as `Skipped`. A peer that fails is recorded as `Failed` and does not run again.
+        The candidates' order rotates with each prompt, so that a slowing machine slows all of them equally. A prompt
+        that a candidate cannot run, for example because it is too long for the models, is skipped for all candidates
+        and recorded as `Skipped`. A peer that fails is recorded as `Failed` and does not run again.
 
         Args:
             before: called before each run with the candidate's label and the prompt's id.
@@ -146,7 +148,7 @@ class RoundRobin:
             len(self._prompts) * len(self._lanes) * len(self._results.header.lengths) * self._results.header.repeats
         )
         if len(done) >= expected:
-            self._compare_all()  # an earlier benchmark may have ended between the last run and its comparison
+            self._compare_all()  # an earlier benchmark may have stopped between the last run and its comparison
             return
         self.begin()
         for repeat in range(self._results.header.repeats):
@@ -170,12 +172,12 @@ class RoundRobin:
         done: Collection[tuple[str, str, int, int]],
         before: Callable[[str, str], None] = lambda *_: None,
     ) -> Iterator[Run]:
-        """Yield the runs of some prompts that the results do not have yet, as `run` does.
+        """Yield the missing runs of some prompts, as `run` does.
 
         Args:
-            numbers: the prompts' indices, from 0, in a row.
-            repeat: how often they have run before.
-            done: the `Run.key` of each run that the results have of them, and maybe of others.
+            numbers: consecutive indices of prompts, from 0.
+            repeat: the repeat, from 0.
+            done: the `Run.key` of each finished run of these prompts; others may be included.
             before: see `run`.
         """
         results = self._results
@@ -195,7 +197,7 @@ class RoundRobin:
     def _outcomes(
         self, lane: _Lane, numbers: Sequence[int], repeat: int, length: int, before: Callable[[str, str], None]
     ) -> Iterator[Run | Skipped]:
-        """What becomes of each prompt that a candidate is to run, up to where a peer fails."""
+        """The outcomes of a candidate's prompts, up to the first failure of a peer."""
         label = lane.candidate.label
 
         def tasks() -> Iterator[tuple[int, tuple[int, int, int]]]:
@@ -212,7 +214,7 @@ class RoundRobin:
             self._fail(lane, error)
 
     def measure_costs(self) -> None:
-        """Emit the times of bare passes as they are now."""
+        """Measure and emit the times of bare passes."""
         self._add(self._meter.measure())
 
     def _compare_all(self) -> None:
@@ -222,12 +224,12 @@ class RoundRobin:
                     self._compare(prompt, repeat, length)
 
     def _warm(self, lane: _Lane, number: int) -> bool:
-        """Let a candidate run a prompt, and other rows the prompts after it; whether it could run one.
+        """Warm a candidate up with a prompt, and other rows with the next prompts; returns whether it could run one.
 
-        The same in all rows would teach a policy that they accept and reject together.
+        The same prompt in all rows would teach a policy that rows accept and reject together.
         """
         numbers = [(number + row) % len(self._prompts) for row in range(self._batch)]
-        # All of them: rows that still write would go on in the next lane's passes.
+        # Run all to the end: unfinished rows would continue in the next lane's passes.
         found = [*self._outcomes(lane, numbers, 0, WARM_UP_TOKENS, lambda *_: None)]
         return not found or not all(isinstance(one, Skipped) for one in found)
 
@@ -252,7 +254,7 @@ class RoundRobin:
         """Raises PeerError where a peer fails."""
         prompt = self._prompts[number]
         settings = self._settings.model_copy(update={"max_new_tokens": length})
-        # The seed depends on prompt and repeat only, so that every candidate draws the same random numbers.
+        # The seed depends on prompt and repeat only, so every candidate draws the same random numbers.
         record = prompt.record(number + repeat * len(self._prompts) + 1)
         if peer is not None:
             peer.passes.clear()
@@ -297,6 +299,6 @@ class RoundRobin:
         return float(top[0] - top[1])
 
     def prompt_ids(self, prompt: SuitePrompt, run: Run) -> list[list[int]]:
-        """The ids of the prompt of each turn of a run."""
+        """The prompt ids of each turn of a run."""
         answers = [turn.text for turn in run.turns]
         return [self._lanes[0].answerer.prompt_ids(prompt.record(1), answers[:turn]) for turn in range(len(answers))]

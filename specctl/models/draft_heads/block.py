@@ -1,4 +1,6 @@
-"""Block draft heads: one pass drafts a whole block (DFlash), and a light head makes it a chain (DSpark, DFlash2)."""
+"""Block draft heads: one pass drafts a whole block (DFlash); a light sequential head may link its tokens (DSpark,
+DFlash2).
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,18 +20,18 @@ SequentialKind = MarkovKind | Literal["selector"]  # DSpark's sequential heads, 
 
 @dataclass(frozen=True, slots=True)
 class BlockSight:
-    """What the rows of a block see in one layer."""
+    """What the rows of a block attend to in one layer."""
 
-    window: int = 0  # W, how far they see; 0 for any distance
-    causal: bool = False  # whether a row sees no place after its own
-    # whether the window is the W places before the block for all of its rows, as speculators counts; else a row sees
-    # the W - 1 places before its own and, unless it is causal, W - 1 after, as z-lab counts
+    window: int = 0  # W, the window; 0 for no limit
+    causal: bool = False  # whether a row sees no later position
+    # whether the window is the W positions before the block for all rows (speculators); else a row sees the W - 1
+    # positions before its own and, unless causal, W - 1 after it (z-lab)
     from_anchor: bool = False
 
     def seen(self, places: torch.Tensor, anchors: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-        """Which of S places ``keys`` each of T rows at ``places`` sees, ``(T, S)`` bool.
+        """Which of the S positions ``keys`` each of T rows at ``places`` sees: ``(T, S)`` bool.
 
-        ``anchors`` ``(T,)`` are the first places of the rows' blocks; all are int64.
+        ``anchors`` ``(T,)`` are the first positions of the rows' blocks; all are int64.
         """
         ahead = keys - places[:, None]
         found = torch.ones_like(ahead, dtype=torch.bool)
@@ -42,32 +44,32 @@ class BlockSight:
 
 @dataclass(frozen=True, slots=True)
 class BlockConfig:
-    """A block draft head."""
+    """The configuration of a block draft head."""
 
     shape: LayerShape  # of its decoder layers; H is the verifier's hidden size too
     layers: tuple[int, ...]  # the verifier's layers whose states it reads, in the order in which they are concatenated
     vocabulary: int  # V, the verifier's
     draft_vocabulary: int  # D, the number of the V tokens that it can draft
     num_layers: int  # its decoder layers
-    block_size: int  # B, places in a pass, the newest token's own included
-    mask_token: int  # the id that stands for the tokens to be drafted
+    block_size: int  # B, positions in a pass, including the newest token's
+    mask_token: int  # the mask token's id, in place of tokens to be drafted
     # whether the newest token's own row predicts the token after it, so that all B rows do (DSpark); else the row of
     # each masked place predicts that place (DFlash)
     from_anchor: bool = False
-    markov: SequentialKind | None = None  # the sequential head; None for rows that are independent of each other
+    markov: SequentialKind | None = None  # the kind of sequential head; None for independent rows
     markov_rank: int = 0  # R
-    candidates: int = 0  # K, tokens that a ``selector`` leaves in each row
-    taps: int = 0  # rows that the layers' convolutions read (DFlash2); 0 without these
-    group: int = 1  # numbers of a row that share weights of a convolution
-    sights: tuple[BlockSight, ...] = ()  # by layer, what its rows see; empty where all see the whole text and the block
-    # what the verifier's embedding weights are multiplied by; None to embed as the verifier does
+    candidates: int = 0  # K, candidate tokens that a ``selector`` keeps per row
+    taps: int = 0  # width of the layers' convolutions (DFlash2); 0 without them
+    group: int = 1  # channels that share weights of a convolution
+    sights: tuple[BlockSight, ...] = ()  # attention limits by layer; empty if all see the whole text and block
+    # factor for the verifier's embedding weights; None to embed as the verifier does
     raw_embeddings: float | None = None
-    logit_scale: float = 1.0  # what logits are multiplied by
-    logit_cap: float = 0.0  # the largest that a logit can then be, ``cap * tanh(x / cap)``; 0 for no limit
+    logit_scale: float = 1.0  # factor for logits
+    logit_cap: float = 0.0  # soft limit of logits, ``cap * tanh(x / cap)``; 0 for none
     confidence: bool = False  # whether it predicts acceptance
-    # whether that prediction reads the sequential head's embedding of the last token too
+    # whether this prediction also reads the sequential head's embedding of the last token
     confidence_reads_token: bool = False
-    context: int = 2048  # the most tokens it can read
+    context: int = 2048  # the longest sequence in tokens
 
     @property
     def first_row(self) -> int:
@@ -76,9 +78,9 @@ class BlockConfig:
 
 
 class MarkovBias(nn.Module):
-    """DSpark's sequential head: what the last token adds to the logits of the next row (arXiv 2607.05147, 3.1).
+    """DSpark's sequential head: a bias on a row's logits from the previous token (arXiv 2607.05147, 3.1).
 
-    ``vanilla`` is a bias of low rank R, ``W2 W1[x]`` for the token x before the row's own.
+    ``vanilla`` is a low-rank bias of rank R, ``W2 W1[x]``, for the token x before the row's own.
     """
 
     def __init__(self, vocabulary: int, draft_vocabulary: int, rank: int, width: int) -> None:  # noqa: ARG002
@@ -90,7 +92,7 @@ class MarkovBias(nn.Module):
     def forward(
         self, tokens: torch.Tensor, rows: torch.Tensor, memory: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The bias ``(..., D)`` of one row of the block, and the memory ``(..., R)`` that the row after it reads.
+        """The bias ``(..., D)`` of one row, and the recurrent state ``(..., R)`` for the next row.
 
         Args:
             tokens: ``(...)`` int64, those before the rows' own.
@@ -106,12 +108,12 @@ class MarkovBias(nn.Module):
         rows: torch.Tensor,  # noqa: ARG002 - other kinds read it
         memory: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """What W2 reads of the embedded tokens ``(..., R)``, and the memory after it: ``(..., R)`` each."""
+        """The input of W2 for embedded tokens ``(..., R)``, and the next recurrent state: ``(..., R)`` each."""
         return embedded, memory
 
 
 class GatedBias(MarkovBias):
-    """``W2 (g * W1[x])`` with a gate that reads the backbone's row h: ``g = sigmoid(gate_proj [h; W1[x]])``."""
+    """``W2 (g * W1[x])`` with a gate on the backbone's row h: ``g = sigmoid(gate_proj [h; W1[x]])``."""
 
     def __init__(self, vocabulary: int, draft_vocabulary: int, rank: int, width: int) -> None:
         super().__init__(vocabulary, draft_vocabulary, rank, width)
@@ -146,10 +148,10 @@ MARKOV: dict[MarkovKind, type[MarkovBias]] = {"vanilla": MarkovBias, "gated": Ga
 
 
 class DynamicConvolution(nn.Module):
-    """DFlash2's causal convolutions over a block's rows, one before and one after a part of a layer (z-lab 2026).
+    """DFlash2's causal convolutions over a block's rows, before and after a sublayer (z-lab 2026).
 
-    Each number of a row becomes a weighted sum of those at its place in the last C rows of its block of B. The weights
-    are constants of this number plus a projection of the row for each group of G numbers, a divisor of H.
+    Each channel of a row becomes a weighted sum over the last C rows of its block of B. The weights are the channel's
+    constants plus a projection of the row, shared by each group of G channels; G divides H.
     """
 
     def __init__(self, width: int, taps: int, group: int, block_size: int) -> None:
@@ -159,12 +161,14 @@ class DynamicConvolution(nn.Module):
         self.kernel_projection = nn.Linear(width, 2 * taps * self._groups, bias=False)
 
     def before(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rows ``(1, T, H)`` of whole blocks for the part to read, and the weights ``(1, T, C, groups)`` of `after`."""
+        """The sublayer's input ``(1, T, H)`` for rows of whole blocks, and the weights ``(1, T, C, groups)`` for
+        `after`.
+        """
         found = self.kernel_projection(rows).unflatten(-1, (2, self._taps, self._groups))
         return self._convolved(rows, found[..., 0, :, :], self.base_kernel[0]), found[..., 1, :, :]
 
     def after(self, rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """The convolution of the part's output ``(1, T, H)``."""
+        """The convolution of the sublayer's output ``(1, T, H)``."""
         return self._convolved(rows, weights, self.base_kernel[1])
 
     def _convolved(self, rows: torch.Tensor, weights: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
@@ -195,7 +199,7 @@ class ConvolvedLayer(DecoderLayer):
 
 
 class CandidateSelector(nn.Module):
-    """DFlash2's scores of a row's K likeliest tokens by the token before them; no other token can be drafted.
+    """DFlash2's scores of a row's K likeliest tokens, given the previous token; no other token can be drafted.
 
     The score of candidate b after token a is its logit plus ``<A[a] * P h, S[b]>`` for the row's hidden state h, with
     embeddings A and S of length R.
@@ -232,15 +236,15 @@ class BlockPass(NamedTuple):
 class BlockHead(DraftHead):
     """DFlash (arXiv 2602.06036), DFlash2 and DSpark (arXiv 2607.05147).
 
-    Its decoder layers read the newest token and B - 1 masks after it. Queries come from these only; keys and values
-    also from the fused states of all places before (`context_rows`). Inside the block everything attends to everything,
-    except where the ``sights`` of a layer limit it.
+    Its decoder layers read the newest token followed by B - 1 masks. Queries come from these only; keys and values also
+    from the fused states of all earlier positions (`context_rows`). Attention within the block is bidirectional unless
+    a layer's ``sights`` limit it.
 
     Args:
         config: the network.
         tokens: ``(D,)`` int64, the verifier's id of each draft token; None if D = V.
-        embeddings: the verifier's input embeddings, used as they are and no part of this module; None for embeddings of
-            its own.
+        embeddings: the verifier's input embeddings, used as they are and not part of this module; None for embeddings
+            of its own.
         output: the same for the output layer.
 
     Attributes:
@@ -300,17 +304,17 @@ class BlockHead(DraftHead):
         return ConvolvedLayer(config.shape, config.taps, config.group, config.block_size)
 
     def context_rows(self, states: Mapping[int, torch.Tensor]) -> torch.Tensor:
-        """The fused states ``(..., H)`` of places whose states are given, ``(..., H)`` for each of ``layers``."""
+        """The fused states ``(..., H)`` of given states, ``(..., H)`` for each of ``layers``."""
         fused: torch.Tensor = self.hidden_norm(self.fc(torch.cat([states[layer] for layer in self.layers], -1)))
         return fused
 
     def remember(self, rows: torch.Tensor, positions: torch.Tensor, cache: Cache) -> None:
-        """Cache the keys and values of T places, which later blocks attend to.
+        """Cache the keys and values of T positions, for later blocks to attend to.
 
         Args:
             rows: ``(1, T, H)`` of `context_rows`.
             positions: ``(T,)`` int64, the places.
-            cache: its layers write where the caller wants it.
+            cache: its layers store them at the caller's slots.
         """
         rope = self.rotary(positions)
         for index, layer in enumerate(self.decoder):
@@ -332,14 +336,14 @@ class BlockHead(DraftHead):
         cache: Cache,
         keys: torch.Tensor | None = None,
     ) -> BlockPass:
-        """Read a block, or several.
+        """Read one or several blocks.
 
         Args:
             ids: ``(1, B)`` int64, the newest token and masks.
             positions: ``(B,)`` int64, their places.
             mask: ``(1, 1, B, S)`` bool, which cached places each attends to; None for all.
             cache: its layers write the block's keys and values where the caller wants them and return all S of them.
-            keys: ``(S,)`` int64, the places of these; read only where ``sights`` are limited.
+            keys: ``(S,)`` int64, the positions of these; used only if ``sights`` limit attention.
         """
         config = self.config
         rope = self.rotary(positions)
@@ -364,12 +368,12 @@ class BlockHead(DraftHead):
     def from_anchors(
         self, newest: torch.Tensor, anchors: torch.Tensor, known: int, cache: Cache
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Read a block from each of R places of one text; each attends to the places before its own, and to itself.
+        """Read a block from each of R positions of one text; each attends to earlier positions and to itself.
 
         Args:
             newest: ``(R,)`` int64, the tokens there.
             anchors: ``(R,)`` int64, the places.
-            known: the number of places that the cache holds, from 0 on.
+            known: the number of cached positions, from 0 on.
             cache: see `forward`.
 
         Returns:
@@ -387,16 +391,16 @@ class BlockHead(DraftHead):
         return found.logits.unflatten(0, ids.shape), found.hidden.unflatten(0, ids.shape)
 
     def blank(self) -> torch.Tensor:
-        """The sequential head's memory ``(R,)`` before a block's first row; R = 0 where there is no such head."""
+        """The sequential head's state ``(R,)`` before a block's first row; R = 0 without such a head."""
         return self.norm.weight.new_zeros(self.config.markov_rank)
 
     def row(
         self, base: torch.Tensor, hidden: torch.Tensor, token: torch.Tensor, memory: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The logits ``(..., D)`` of one row of the block, given the token before it, and the next row's memory.
+        """The logits ``(..., D)`` of one row, given the previous token, and the recurrent state for the next row.
 
         Args:
-            base: ``(..., D)``, the row of the pass.
+            base: ``(..., D)``, the pass's logits of this row.
             hidden: ``(..., H)``, its hidden state.
             token: ``(...)`` int64, the token at the place before the one it predicts.
             memory: ``(..., R)``, from the row before it, or `blank`.

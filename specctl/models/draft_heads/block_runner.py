@@ -1,4 +1,4 @@
-"""The passes of a block draft head: one pass for a block, then a row of it for each token."""
+"""The passes of a block draft head: one pass per block, then one row per token."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -25,21 +25,20 @@ from specctl.models.running.passes import Request
 class BlockHeadPasses(DraftHeadPasses):
     """Passes of a block draft head.
 
-    Tokens of places whose states were observed are not read: their keys and values come from the states. The first
-        token
-    after a rollback whose logits are wanted is the block's anchor. Its pass drafts the whole block, and every later
-    token moves to the next row. A place before the anchor without an observed state is missing from what the block
-    attends to; all other places keep their true positions.
+    Tokens with observed states are not read: their keys and values come from the states. After a rollback, the first
+    token whose logits are wanted is the block's anchor. Its pass drafts the whole block, and every later token moves to
+    the next row. The block cannot attend to earlier positions without an observed state; all others keep their true
+    positions.
     """
 
     head: BlockHead
     no_trees = None
-    _remembered = 0  # places with cached keys and values
-    _row = -1  # of the block, the one given last; -1 before its pass
+    _remembered = 0  # positions with cached keys and values
+    _row = -1  # the block's newest row; -1 before its pass
 
     @cached_property
     def _pending(self) -> PendingStates:
-        """States of the places after those that are remembered."""
+        """States of the positions after the cached ones."""
         return PendingStates()
 
     @property
@@ -53,10 +52,10 @@ class BlockHeadPasses(DraftHeadPasses):
 
     @abstractmethod
     def _remember(self) -> None:
-        """Cache keys and values of the states that wait."""
+        """Cache keys and values of the pending states."""
 
     def rollback(self, slot: int, length: int) -> int:  # noqa: ARG002 - there is one
-        """End the block, and go to the end of the places that are both within ``length`` and observed."""
+        """End the block, and roll back to the last observed position within ``length``."""
         self._row = -1
         self._pending.cut(max(0, length - self._remembered))
         self._remembered = min(self._remembered, length)
@@ -67,9 +66,9 @@ class BlockHeadPasses(DraftHeadPasses):
         return self.head.config.markov is None
 
     def _extend_tree(self, tokens: Sequence[int], parents: Sequence[int], before: int, hidden: bool) -> Forward:
-        """As `Slot.extend_tree`, a level at a time: its tokens move to the next row of the block, and no pass is made.
+        """Like `Slot.extend_tree`, one level at a time: its tokens move to the block's next row without a pass.
 
-        With a sequential head a row follows each token by itself, without one all of them alike.
+        With a sequential head each token has its own next row; without one all tokens share a row.
 
         Raises:
             ValueError: the block has no further row.
@@ -80,17 +79,17 @@ class BlockHeadPasses(DraftHeadPasses):
 
     @abstractmethod
     def _level(self, tokens: Sequence[int], parents: Sequence[int], first: bool, hidden: bool) -> Forward:
-        """The row after each of a tree's tokens; ``first`` for those below the root."""
+        """The row after each of a level's tokens; ``first`` for tokens below the root."""
 
-    def keep_path(self, slot: int, start: int, path: Sequence[int]) -> int:  # noqa: ARG002 - it keeps nothing of a tree
-        """Go back to the places whose states were observed."""
+    def keep_path(self, slot: int, start: int, path: Sequence[int]) -> int:  # noqa: ARG002 - it caches nothing of a tree
+        """Roll back to the observed positions."""
         return self.rollback(slot, self.observed)
 
     def _fed(self, tokens: Sequence[int], keep: int) -> Sequence[int]:
-        """The tokens that move through rows of a block; before a block those without logits are skipped.
+        """The tokens that advance through a block's rows; before the block, tokens without wanted logits are skipped.
 
         Raises:
-            ValueError: logits of a token before the block's anchor are asked for.
+            ValueError: logits of a token before the block's anchor are requested.
         """
         if self._row >= 0:
             return tokens
@@ -126,7 +125,9 @@ class BlockPasses(FixedBuffers, BlockHeadPasses):
         weight = head.fc.weight
         super().__init__(head.num_layers, vocabulary, head.context, weight.device, capacity=capacity, compiler=compiler)
         self._run_head(head, vocabulary)
-        self._attended = torch.zeros(1, dtype=torch.int64, device=weight.device)  # places that the block attends to
+        self._attended = torch.zeros(
+            1, dtype=torch.int64, device=weight.device
+        )  # cached positions for the block to attend to
         self._ahead = torch.ones(1, device=weight.device)
         self._none_ahead = torch.zeros(1, device=weight.device)
         self._logits = weight.new_empty(0)  # (B, D) of the block
@@ -190,7 +191,7 @@ class BlockPasses(FixedBuffers, BlockHeadPasses):
 
     @property
     def widest_sample(self) -> int:
-        """Any number: those before a block's anchor are not read, and each later one moves to the next row."""
+        """Any number: tokens before the anchor are not read, and each later one moves to the next row."""
         return WIDEST
 
     def _sample(self, request: Request) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -220,7 +221,7 @@ class BlockPasses(FixedBuffers, BlockHeadPasses):
     def _next_accept_prob(self, token: torch.Tensor) -> torch.Tensor:
         """The predicted acceptance ``()`` of the token that is drafted after ``token``, sampled from the newest row.
 
-        It supposes that all tokens before it are accepted; 0 after the last row, where nothing can be drafted.
+        It assumes that all earlier tokens are accepted. 0 after the last row, where nothing can be drafted.
         """
         if self._row + 1 == len(self._hidden):
             return torch.zeros((), device=self.device)
@@ -228,7 +229,7 @@ class BlockPasses(FixedBuffers, BlockHeadPasses):
             return self.head.accept_prob(self._hidden[self._row + 1], token)
 
     def _next_row(self, token: Token) -> tuple[torch.Tensor, torch.Tensor]:
-        """Feed one token: its row's logits ``(D,)``, before the sequential head, and hidden state ``(H,)``."""
+        """Advance by one token: its row's logits ``(D,)`` before the sequential head, and its hidden state ``(H,)``."""
         head = self.head
         if self._row < 0:
             self._remember()
@@ -243,7 +244,7 @@ class BlockPasses(FixedBuffers, BlockHeadPasses):
         return self._logits[self._row], self._hidden[self._row]
 
     def _pass(self, kind: PassKind, keep: int = 0) -> Callable[..., Any]:  # noqa: ARG002 - all rows are wanted
-        """As in `FixedBuffers`: of a block's row with a reader, of places' rows, or of a block."""
+        """See `FixedBuffers`: a pass of a block's row with a reader, of context rows, or of a block."""
         head, reader = self.head, kind.reader
         if reader is not None:
 
@@ -298,7 +299,7 @@ class BlockPasses(FixedBuffers, BlockHeadPasses):
 
 
 class GraphBlockPasses(Capturing, BlockPasses):
-    """`BlockPasses` that are captured."""
+    """`BlockPasses` captured as CUDA graphs."""
 
     multiplies = False
 
@@ -306,8 +307,7 @@ class GraphBlockPasses(Capturing, BlockPasses):
 class BlockRounds:
     """Rounds of a block head, each after a longer prefix of the same text.
 
-    `BlockPasses` run the same one block after the other. Here a block attends to the verifier's states of its
-    own prefix, and to itself.
+    Batched equivalent of `BlockPasses`: each block attends to the verifier's states of its own prefix and to itself.
 
     Args:
         head: in eval mode, on one device.
@@ -319,13 +319,13 @@ class BlockRounds:
         self._head, self._vocabulary, self._text = head, vocabulary, text
         self._weight = head.fc.weight
         self._layers = [BufferedLayer() for _ in range(head.num_layers)]
-        self._cache = Cache(layers=list(self._layers))  # between passes it holds the observed places alone
+        self._cache = Cache(layers=list(self._layers))  # between passes it holds observed positions only
         self._observed = 0
         self._logits = self._hidden = self._memory = self._weight[:0]  # (B, K, D), (B, K, H) and (B, R)
-        self._row = 0  # of the blocks, the one given last
+        self._row = 0  # the blocks' newest row
 
     def observe_states(self, states: States) -> None:
-        """Take the verifier's states of the next T places, ``(T, D)`` for each of the head's layers."""
+        """Take the verifier's states of the next T positions, ``(T, D)`` for each of the head's layers."""
         fresh = {layer: torch.as_tensor(states[layer]).to(self._weight) for layer in self._head.layers}
         rows = self._head.context_rows(fresh)
         positions = self._observed + torch.arange(len(rows), device=self._weight.device)
@@ -333,12 +333,12 @@ class BlockRounds:
         self._observed += len(rows)
 
     def first(self, lengths: Sequence[int]) -> Forward:
-        """The pass over the block of each round, and the logits ``(B, V)`` of its first row.
+        """Run the pass over each round's block; returns the logits ``(B, V)`` of its first row.
 
         ``lengths`` are B consecutive numbers of tokens, after which the rounds begin. The states of all but the last of
         these tokens have been given.
         """
-        anchors = torch.tensor(lengths, device=self._weight.device) - 1  # (B,), the places of the newest tokens
+        anchors = torch.tensor(lengths, device=self._weight.device) - 1  # (B,), the positions of the newest tokens
         newest = torch.tensor([self._text[length - 1] for length in lengths], device=anchors.device)
         self._logits, self._hidden = self._head.from_anchors(newest, anchors, self._observed, self._cache)
         for layer in self._layers:
@@ -348,14 +348,16 @@ class BlockRounds:
         return self._given(newest, hidden=False)
 
     def further(self, going: Sequence[int], tokens: Sequence[int], *, hidden: bool = False) -> Forward:
-        """The next row of some blocks, by their numbers among those of the row before, given their newest tokens."""
+        """The next row of some blocks, given their indices in the previous row and their newest tokens."""
         left = torch.tensor(going, device=self._weight.device)
         self._logits, self._hidden, self._memory = self._logits[left], self._hidden[left], self._memory[left]
         self._row += 1
         return self._given(torch.tensor(tokens, device=left.device), hidden=hidden)
 
     def foresee(self, tokens: torch.Tensor) -> torch.Tensor | None:
-        """Of heads that predict it, the acceptance of the next tokens after ``tokens`` ``(B,)``: ``(B,)`` float32."""
+        """The predicted acceptance of the next tokens after ``tokens`` ``(B,)``, of heads that predict it: ``(B,)``
+        float32.
+        """
         if not self._head.config.confidence:
             return None
         if self._row + 1 == self._head.block_size:
@@ -363,7 +365,7 @@ class BlockRounds:
         return self._head.accept_prob(self._hidden[:, self._row + 1], tokens)
 
     def _given(self, tokens: torch.Tensor, *, hidden: bool) -> Forward:
-        """The row of each block, given the token before it."""
+        """Each block's row, given the previous token."""
         row = self._hidden[:, self._row]
         logits, self._memory = self._head.row(self._logits[:, self._row], row, tokens, self._memory)
         return Forward(self._head.widened(logits)[:, : self._vocabulary], row if hidden else None)

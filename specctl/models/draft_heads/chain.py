@@ -1,4 +1,4 @@
-"""A draft head that writes token after token: one layer over its verifier's states, then over its own output."""
+"""An autoregressive draft head: it reads its verifier's states, then its own output."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -13,26 +13,27 @@ from specctl.models.passes.trimmed_output import TrimmedOutput
 
 
 class ChainPass(NamedTuple):
-    """What a chain head computes for the last tokens that it read."""
+    """A chain head's outputs for the last tokens of a pass."""
 
     logits: torch.Tensor  # ``(keep, D)``, over the draft vocabulary
-    hidden: torch.Tensor  # ``(keep, H)`` what the output layer read, for predictors
-    features: torch.Tensor  # ``(keep, F)`` what the next token is read with where the verifier's state is not known
+    hidden: torch.Tensor  # ``(keep, H)``, the output layer's input, for predictors
+    features: torch.Tensor  # ``(keep, F)``, the features for the next token if the verifier's state is unknown
 
 
 class ChainHead(DraftHead, ABC):
-    """A network that reads token x_p together with the features of place p - 1, and predicts token x_(p+1).
+    """A network that reads token x_p with the features of position p - 1 and predicts token x_(p+1).
 
-    Features are what `fuse` computes from the verifier's states, or the network's own output where there are none yet.
+    Features come from `fuse` applied to the verifier's states, or from the network's own output if there are no states
+    yet.
 
     Attributes:
-        sees_first: whether later tokens attend to the first one of a sequence, which has no place before it.
-        window: W, a token attends to the last W tokens, itself included; 0 for all.
+        sees_first: whether later tokens attend to a sequence's first one, which has no previous position.
+        window: W, the number of last tokens that a token attends to, including itself; 0 for all.
     """
 
     sees_first = False
     window = 0
-    # the id of a token to come, of a head that reads `longest` of them in a pass; None for all others
+    # the mask token's id, for a head that drafts `longest` tokens in one pass; None for others
     mask_token: int | None = None
 
     @property
@@ -40,7 +41,7 @@ class ChainHead(DraftHead, ABC):
         return "its layers have windows, or it reads masks" if self.window or self.mask_token is not None else None
 
     def draft_only(self, vocabulary: DraftVocabulary) -> None:
-        """Let a head that drafts all V tokens, whose output layer `trims`, draft these only."""
+        """Limit a head that drafts all V tokens to these; `trims` must accept its output layer."""
         layer = TrimmedOutput(self.output_layer, vocabulary)
         if self._output:
             self._output = Borrowed(layer)
@@ -50,30 +51,32 @@ class ChainHead(DraftHead, ABC):
 
     @property
     def feature_size(self) -> int:
-        """F, numbers of a place's features."""
+        """F, the size of one position's features."""
         return self.width
 
     def causal(self, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Which of S tokens at places ``slots`` each of T tokens at ``positions`` attends to: ``(T, S)`` bool."""
+        """Causal mask: which of S tokens at positions ``slots`` each of T tokens at ``positions`` attends to, ``(T,
+        S)`` bool.
+        """
         return self.attended(slots <= positions[:, None], slots, positions)
 
     def attended(self, seen: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """What is left of tokens that could be seen, ``(T, S)`` bool; ``slots`` and ``positions`` as in `causal`."""
+        """Apply the window and `sees_first` to a mask ``(T, S)`` bool; ``slots`` and ``positions`` as in `causal`."""
         if self.window:
             seen = seen & self.near(slots, positions)
         return seen if self.sees_first else seen & ((slots > 0) | (positions[:, None] == 0))
 
     def near(self, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Which places are within the window, ``(T, S)`` bool; ``slots`` and ``positions`` as in `causal`."""
+        """Which positions are within the window, ``(T, S)`` bool; ``slots`` and ``positions`` as in `causal`."""
         return slots > positions[:, None] - self.window
 
     def mask_features(self) -> torch.Tensor | None:
-        """The features ``(1, F)`` that a mask is read with; None for heads that continue from their own output."""
+        """The features ``(1, F)`` of a mask token; None for heads that continue from their own output."""
         return None
 
     @abstractmethod
     def fuse(self, states: Mapping[int, torch.Tensor]) -> torch.Tensor:
-        """The features ``(T, F)`` of T places whose states are given, ``(T, D)`` for each of `layers`."""
+        """The features ``(T, F)`` of T positions from their states, ``(T, D)`` for each of `layers`."""
 
     @abstractmethod
     def forward(
@@ -89,14 +92,14 @@ class ChainHead(DraftHead, ABC):
 
         Args:
             ids: ``(1, T)`` int64, tokens x_p.
-            features: ``(1, T, F)``, of the places p - 1.
+            features: ``(1, T, F)``, of the positions p - 1.
             positions: ``(T,)`` int64, p.
             mask: ``(1, 1, T, S)`` bool, which of the S cached tokens each token attends to.
-            cache: its layers write the T keys and values where the caller wants them and return all S of them.
-            keep: the number of last tokens that need logits, 0 for all; or which of them, ``(R,)`` int64.
+            cache: its layers store the T keys and values at the caller's slots and return all S of them.
+            keep: the number of last tokens that need logits, 0 for all; or their indices, ``(R,)`` int64.
         """
 
 
 def last_of(states: torch.Tensor, keep: int | torch.Tensor) -> torch.Tensor:
-    """Of states ``(1, T, H)`` those ``(R, H)`` of the tokens to ``keep``, see `ChainHead.forward`."""
+    """Select from states ``(1, T, H)`` those of the tokens to ``keep``, ``(R, H)``; see `ChainHead.forward`."""
     return states[:, keep][0] if isinstance(keep, torch.Tensor) else states[0, -keep:]

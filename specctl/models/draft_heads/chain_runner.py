@@ -1,4 +1,4 @@
-"""The passes of a chain draft head: it reads its verifier's states, and its own output where there are none yet."""
+"""The passes of a chain draft head, over its verifier's states, then its own output."""
 
 from collections.abc import Sequence
 from typing import cast
@@ -22,9 +22,9 @@ from specctl.models.running.passes import Request
 class ChainPasses(FixedBufferNetwork, DraftHeadPasses):
     """Passes of a chain head over preallocated buffers, uncompiled or compiled.
 
-    The token at position p is read with the features of place p - 1. Tokens whose features are known run in one pass.
-    Each later one takes a pass of its own, with the features that the pass before it gave. The first token of a
-    sequence has no place before it: it is read with zeros, and most heads let no other token attend to it.
+    The token at position p is read with the features of position p - 1. Tokens with known features run in one pass.
+    Each later one needs its own pass, with the features from the pass before it. A sequence's first token has no
+    previous position: it is read with zeros, and in most heads no other token attends to it.
 
     Args:
         head: in eval mode, on one device.
@@ -48,7 +48,7 @@ class ChainPasses(FixedBufferNetwork, DraftHeadPasses):
         self._blank = torch.zeros(1, head.feature_size, device=weights.device, dtype=weights.dtype)  # (1, F)
         with torch.inference_mode():
             self._inputs = HeadInputs(self._blank, self._fused, head.mask_features())
-        self._branches = self._blank  # (N, F), what the head wrote after the N tokens of the last tree
+        self._branches = self._blank  # (N, F), the head's own features after the N tokens of the last tree
 
     def fresh(self) -> "ChainPasses":
         return ChainPasses(self.head, self.vocabulary, compiler=self._compiler)
@@ -65,7 +65,7 @@ class ChainPasses(FixedBufferNetwork, DraftHeadPasses):
             return self.head.fuse({layer: torch.as_tensor(states[layer]).to(self._blank) for layer in self.layers})
 
     def _extend_tree(self, tokens: Sequence[int], parents: Sequence[int], before: int, hidden: bool) -> Forward:
-        """As `Slot.extend_tree`, a level at a time: a token is read with what the head wrote after its parent."""
+        """Like `Slot.extend_tree`, one level at a time: a token is read with the features after its parent."""
         assert max(parents) < before, "a parent has to be read in an earlier pass"
         self._inputs.take_pending()
         self._reserve(self.length + len(tokens))
@@ -77,8 +77,8 @@ class ChainPasses(FixedBufferNetwork, DraftHeadPasses):
             self._branches = torch.cat([self._branches, own])
         return Forward(logits, last, vocabulary=self.draft_vocabulary)
 
-    def keep_path(self, slot: int, start: int, path: Sequence[int]) -> int:  # noqa: ARG002 - it keeps nothing of a tree
-        """Go back to what was read with features of the verifier's states."""
+    def keep_path(self, slot: int, start: int, path: Sequence[int]) -> int:  # noqa: ARG002 - it caches nothing of a tree
+        """Roll back to the tokens read with features of the verifier's states."""
         return self.rollback(slot, self._inputs.true)
 
     def rollback(self, slot: int, length: int) -> int:  # noqa: ARG002 - there is one
@@ -101,7 +101,7 @@ class ChainPasses(FixedBufferNetwork, DraftHeadPasses):
         return Forward(whole[last], torch.cat(states)[last] if hidden else None, None, self.draft_vocabulary)
 
     def _sample(self, request: Request) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """See `Slot.sample`; the last token has a pass of its own if its features are not known before."""
+        """See `Slot.sample`; the last token has its own pass if its features are unknown."""
         tokens, reader = request.tokens, cast("TokenReader", request.reader)
         self._inputs.take_pending()
         if len(tokens) > max(1, self._inputs.known(self.length)):
@@ -122,7 +122,7 @@ class ChainPasses(FixedBufferNetwork, DraftHeadPasses):
         return features.clone() if known else features  # a view would be compiled separately
 
     def _advance(self, count: int, further: torch.Tensor) -> None:
-        """As in `FixedBufferNetwork`; ``further`` are the features ``(T, F)`` that the head wrote after the tokens."""
+        """See `FixedBufferNetwork`; ``further`` are the head's own features ``(T, F)`` after the tokens."""
         self._inputs.advance(self.length, count, further[-1:])
         self.length += count
 
@@ -137,7 +137,7 @@ class ChainPasses(FixedBufferNetwork, DraftHeadPasses):
         written: torch.Tensor,
         rows: torch.Tensor | None,
     ) -> Found:
-        """As in `FixedBufferNetwork`; what else it gives are the features ``(T, F)`` that the head wrote."""
+        """See `FixedBufferNetwork`; its further output is the head's own features ``(T, F)``."""
         assert rows is not None, "of `_next_rows`"
         seen = self.head.attended(mask, slots, written)
         found = self.head(ids, rows[None], positions, seen[None, None], self._cache, keep)
@@ -145,7 +145,7 @@ class ChainPasses(FixedBufferNetwork, DraftHeadPasses):
 
 
 class GraphChainPasses(Capturing, ChainPasses):
-    """`ChainPasses` that are captured."""
+    """`ChainPasses` captured as CUDA graphs."""
 
     multiplies = False
 
@@ -153,8 +153,8 @@ class GraphChainPasses(Capturing, ChainPasses):
 class ChainRounds:
     """Rounds of a chain head, each after a longer prefix of the same text.
 
-    `ChainPasses` run the same one round after the other. Here the text is read once, with the features of the
-    verifier's states. A round attends to what was read of its own prefix, and to its own draft tokens.
+    Batched equivalent of `ChainPasses`: the text is read once, with features of the verifier's states. A round attends
+    to its own prefix of the text and to its own draft tokens.
 
     Args:
         head: in eval mode, on one device.
@@ -166,11 +166,11 @@ class ChainRounds:
         self._head, self._vocabulary, self._text = head, vocabulary, text
         weights = next(head.parameters())
         self._device = weights.device
-        # The cache holds the text as far as it was read, and then the draft tokens of the rounds.
+        # The cache holds the tokens of the text read so far, then the rounds' draft tokens.
         self._layers = [BufferedLayer() for _ in range(head.num_layers)]
         self._cache = Cache(layers=list(self._layers))
         self._features = torch.zeros(1, head.feature_size, device=weights.device, dtype=weights.dtype)
-        """``(N, F)`` of the places before the tokens to be read next, as far as they are known."""
+        """The known features ``(N, F)`` for the tokens to be read next."""
         self._read = 0
         self._lengths = torch.empty(0, dtype=torch.int64, device=self._device)  # (B,) tokens of each round's prefix
         self._rounds = self._lengths  # (B,) the numbers of the rounds
@@ -178,24 +178,24 @@ class ChainRounds:
         self._places = self._lengths  # by draft token in the cache, its place
         self._own = self._features  # (B, F)
         self._step = 0
-        self._begun: ChainPass | None = None  # of the pass over the rounds' newest tokens
+        self._begun: ChainPass | None = None  # the pass over the rounds' newest tokens
 
     def observe_states(self, states: States) -> None:
-        """Take the verifier's states of the next T places, ``(T, D)`` for each of the head's layers."""
+        """Take the verifier's states of the next T positions, ``(T, D)`` for each of the head's layers."""
         fresh = {layer: torch.as_tensor(states[layer]).to(self._features) for layer in self._head.layers}
         self._features = torch.cat([self._features, self._head.fuse(fresh)])
 
     def first(self, lengths: Sequence[int], *, hidden: bool = False) -> Forward:
-        """The pass after each round's first token: logits ``(B, V)``, and hidden states ``(B, H)`` where wanted.
+        """Run the rounds' first pass: logits ``(B, V)`` and, if wanted, hidden states ``(B, H)``.
 
-        ``lengths`` are B consecutive numbers of tokens, after which the rounds begin. They go on where the last ones
-        ended, or are the same once more. The states of all but the last of these tokens have been given.
+        ``lengths`` are B consecutive numbers of tokens, after which the rounds begin. They continue the previous call's
+        numbers or repeat them. The states of all these tokens but the last must have been observed.
         """
         for layer in self._layers:
             layer.crop(len(self._owners))
         end = lengths[-1]
         if self._begun is None or end != self._read:
-            while end - self._read > PIECE:  # in pieces that keep masks small; all that the rounds need is in the last
+            while end - self._read > PIECE:  # in pieces that keep masks small; the rounds need only the last one
                 self._read_text(min(self._read + PIECE, lengths[0] - 1), 1)
             self._begun = self._read_text(end, len(lengths))
         found = self._begun
@@ -205,7 +205,7 @@ class ChainRounds:
         return self._forward(found, hidden)
 
     def further(self, going: Sequence[int], tokens: Sequence[int], *, hidden: bool = False) -> Forward:
-        """The pass over the newest tokens of some rounds, by their numbers among those of the pass before."""
+        """Run a pass over the newest tokens of some rounds, given their indices in the previous pass."""
         left = torch.tensor(going, device=self._device)
         self._lengths, self._rounds, self._own = self._lengths[left], self._rounds[left], self._own[left]
         self._owners = torch.cat([self._owners, self._rounds])
@@ -222,7 +222,7 @@ class ChainRounds:
         return self._forward(self._head(ids, self._own[None], positions, mask[None, None], self._cache), hidden)
 
     def _read_text(self, stop: int, keep: int) -> ChainPass:
-        """Read the text up to ``stop`` tokens; the outputs of at least the last ``keep``, if it has as many."""
+        """Read the text up to ``stop`` tokens; returns the outputs of at least the last ``keep``, if available."""
         count = stop - self._read
         positions = torch.arange(self._read, stop, device=self._device)
         mask = self._head.causal(torch.arange(stop, device=self._device), positions)  # (T, S)

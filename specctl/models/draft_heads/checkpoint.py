@@ -1,4 +1,4 @@
-"""The files of a draft head: which kind they are, their tensors, the network that they describe."""
+"""The files of a draft head: their kind, their tensors, and the network they describe."""
 
 import pickle
 import zipfile
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DraftHeadCheckpoint:
-    """The files of a draft head: where they are, its kind, and the contents of its config.json."""
+    """The files of a draft head: their location, its kind, and the contents of its config.json."""
 
     checkpoint: Checkpoint
     kind: str
@@ -50,12 +50,12 @@ class DraftHeadCheckpoint:
 
     @property
     def in_target(self) -> bool:
-        """Whether its tensors are among those of the target that it was trained with."""
+        """Whether its tensors are in the files of the target that it was trained with."""
         return self.kind == MTP.kind and "speculators_model_type" not in self.config
 
     @property
     def foresees(self) -> bool:
-        """Whether it predicts the acceptance of tokens that are not sampled yet, by its tensors."""
+        """Whether it predicts the acceptance of tokens before they are sampled, judged by its tensors."""
         names = tensor_names(self.checkpoint) if self.writes_blocks else []
         return any(name.removeprefix("decoder.").startswith("confidence") for name in names)
 
@@ -66,16 +66,16 @@ class DraftHeadCheckpoint:
 
     @property
     def local(self) -> bool:
-        """Whether its weights are here."""
+        """Whether its weights are on this machine."""
         return self.checkpoint.has_weights() or (self.folder / PICKLED).exists()
 
     def fetch_weights(self) -> None:
-        """Download weights that are missing."""
+        """Download missing weights."""
         if self.in_target or _pickle(self.checkpoint) is None:
             self.checkpoint.fetch_weights()
 
     def read(self) -> "dict[str, torch.Tensor]":
-        """The head's tensors, downloaded if need be; a pickle is read as tensors only, so it runs no code.
+        """The head's tensors, downloaded if needed. A pickle is restricted to tensors, so it runs no code.
 
         Raises:
             ModelError: the file is missing, damaged, or a pickle of more than tensors.
@@ -89,7 +89,7 @@ class DraftHeadCheckpoint:
         return self.checkpoint.read(self.checkpoint.tensor_files())
 
     def network(self, target: "PreTrainedModel") -> "ChainHead | BlockHead":
-        """The head as its file has it, in eval mode, next to its verifier.
+        """The head with its file's weights, in eval mode, next to its verifier.
 
         Raises:
             ModelError: as for `read`, or it is of a layout that specctl does not know, or made for another model.
@@ -100,10 +100,10 @@ class DraftHeadCheckpoint:
 
 
 def draft_head(checkpoint: Checkpoint) -> DraftHeadCheckpoint | None:
-    """The draft head that a checkpoint is; None for an ordinary model.
+    """A checkpoint as a draft head; None for an ordinary model.
 
-    Where the configuration does not say what it is, the names of its tensors do, from the headers of its files. These
-    are not downloaded for a repository with a tokenizer, as ordinary models have.
+    If the configuration does not name the kind, the tensor names in the files' headers decide. The headers are not
+    downloaded for a repository with a tokenizer, because that is an ordinary model.
 
     Raises:
         ModelError: the configuration or the weights cannot be read, or it is a head that specctl does not run.
@@ -126,7 +126,7 @@ def head_in_target(target: Checkpoint, role: str) -> DraftHeadCheckpoint:
 
 
 def tensor_names(checkpoint: Checkpoint) -> list[str]:
-    """The names of a checkpoint's tensors: of its files' headers, on disk or on the hub.
+    """The names of a checkpoint's tensors, from its files' headers on disk or on the hub.
 
     A repository that has only pickled weights is downloaded, because a pickle has no header.
     """
@@ -137,7 +137,7 @@ def tensor_names(checkpoint: Checkpoint) -> list[str]:
 
 
 def _pickle(checkpoint: Checkpoint) -> Path | None:
-    """A checkpoint's pickled weights, downloaded if need be; None if it has safetensors, or no weights."""
+    """A checkpoint's pickled weights, downloaded if needed; None if it has safetensors, or no weights."""
     local = checkpoint.folder / PICKLED
     if local.exists():
         return None if checkpoint.has_weights() else local
