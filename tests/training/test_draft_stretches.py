@@ -83,7 +83,7 @@ def test_what_is_trained_for_a_target_is_read_for_it_again(family: str, tmp_path
 
 
 def test_a_head_of_more_layers_than_the_target_is_an_error() -> None:
-    with pytest.raises(ModelError, match="3 layers reads as many of the target, which has 2") as refused:
+    with pytest.raises(ModelError, match="3 layers reads as many layers of the target, which has 2") as refused:
         new_head(recipe("glide", depth=3), random_model("llama"), None, MASK, 0)
     assert "--depth" in str(refused.value.hint)
 

@@ -1,7 +1,7 @@
 """The published layouts of DFlash, DFlash2 and DSpark heads.
 
-Flat, a Qwen3 configuration with further keys at its top or in ``dflash_config`` (z-lab, DeepSpec, SpecForge), or nested
-(speculators). Flat files count a layer's output, speculators a layer's input. The names of tensors are the same.
+A flat config is Qwen3's with further keys at the top level or in ``dflash_config`` (z-lab, DeepSpec, SpecForge);
+speculators' is nested. Flat files number layers by output, speculators by input. Tensor names are the same.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,19 +36,19 @@ TRAINING = frozenset(
         *("speculators_model_type", "speculators_version"),
     }
 )
-"""Keys about how a block head was trained and what for."""
+"""Keys about a block head's training and purpose, which are ignored."""
 
 _CLASSES = {"dflash": "DFlashDraftModel", "dflash2": "DFlash2DraftModel", "dspark": "DSparkDraftModel"}
 
 NAMES = {"decoder.": "layers.", "confidence.": "confidence_head.proj."}
-"""How names of weights begin in a file, where they differ from the network's."""
+"""Prefixes of weight names in files that differ from the network's."""
 
 
 def read(file: HeadFile) -> BlockHead:
     """A DFlash, DFlash2 or DSpark head; see `read_head`."""
     parsed, target = _parsed(file), file.target
     tokens = file.take_tokens(parsed.draft_vocabulary, parsed.vocabulary)
-    # A smaller vocabulary's output layer cannot be the verifier's.
+    # With a smaller vocabulary, the output layer cannot be the verifier's.
     own = "lm_head.weight" in file.weights or parsed.draft_vocabulary != parsed.vocabulary
     embeddings = None if "embed_tokens.weight" in file.weights else target.get_input_embeddings()
     output = None if own else target.get_output_embeddings()  # type: ignore[no-untyped-call]
@@ -59,7 +59,7 @@ def describe(head: BlockHead, _: Verifier) -> tuple[dict[str, Any], dict[str, to
     """A DFlash, DFlash2 or DSpark head in speculators' layout; see `HeadKind`.
 
     Raises:
-        ValueError: the head's layers are not Qwen3's, or have what only flat files can say.
+        ValueError: the head's layers are not Qwen3's, or need keys that only flat files have.
     """
     config, shape = head.config, head.config.shape
     if not shape.qk_norm or shape.mlp_bias or shape.qkv_bias != shape.output_bias:
@@ -115,7 +115,7 @@ def _parsed(file: HeadFile) -> BlockConfig:
         table.demand("num_target_layers", (depth,))
         outputs = table.ids("target_layer_ids") or spread_layers(depth, count)
         layers = tuple(layer + 1 for layer in outputs)
-    # Only speculators' files leave these out, and mean what its classes have as defaults.
+    # Only speculators' files omit these; its classes' defaults then apply.
     rank = table.take("markov_rank", int, 256) if (nested and chain) or values.get("markov_rank") else 0
     confidence = table.take("enable_confidence_head", bool, nested and chain)
     parsed = BlockConfig(
@@ -147,8 +147,8 @@ def _parsed(file: HeadFile) -> BlockConfig:
 
 
 def _sights(table: HeadConfig, windows: Sequence[int], *, nested: bool, second: bool) -> tuple[BlockSight, ...]:
-    """What each layer sees, of files of either layout; none where all see everything."""
-    if nested:  # speculators' layers without a window always see the whole block
+    """Each layer's attention limits, from either layout; empty if there are none."""
+    if nested:  # speculators' layers without a window attend to the whole block
         causal = not table.take("sliding_window_non_causal", bool, second)
         found = tuple(BlockSight(window, causal and window > 0, from_anchor=window > 0) for window in windows)
     else:
@@ -158,7 +158,7 @@ def _sights(table: HeadConfig, windows: Sequence[int], *, nested: bool, second: 
 
 
 def _second(table: HeadConfig, config: BlockConfig) -> BlockConfig:
-    """The network with what DFlash2 adds; only speculators' files leave the keys out, and mean these numbers."""
+    """Add DFlash2's settings to the network. Only speculators' files omit the keys; these defaults then apply."""
     found = replace(
         config,
         markov="selector",
@@ -181,14 +181,14 @@ def _second(table: HeadConfig, config: BlockConfig) -> BlockConfig:
 
 
 def spread_layers(depth: int, count: int) -> tuple[int, ...]:
-    """The layers that DFlash reads the output of, where a flat file names none: evenly from 1 to ``depth - 3``."""
+    """The layers whose output DFlash reads if a flat file names none: evenly spaced from 1 to ``depth - 3``."""
     if count == 1:
         return (depth // 2,)
     return tuple(round(1 + index * (depth - 4) / (count - 1)) for index in range(count))
 
 
 def _together(config: Mapping[str, Any], subject: str) -> dict[str, Any]:
-    """The keys at the top of a file and, in flat ones, those of ``dflash_config``, which may say the same twice."""
+    """A file's top-level keys and, in flat files, those of ``dflash_config``; both may hold the same key."""
     table = HeadConfig(config, subject)
     further = table.mapping("dflash_config")
     values = {key: value for key, value in config.items() if key != "dflash_config" and value is not None}
@@ -201,7 +201,7 @@ def _together(config: Mapping[str, Any], subject: str) -> dict[str, Any]:
 
 
 def _is_dspark(table: HeadConfig, values: Mapping[str, Any]) -> bool:
-    """Whether a flat file is DSpark's, or DeepSpec's DFlash: heads whose newest token's own row predicts too."""
+    """Whether a flat file is DSpark's or DeepSpec's DFlash, where the newest token's own row predicts too."""
     names = table.texts("architectures")
     if not names or set(names) - set(FLAT):
         raise table.wrong("architectures", list(names), f"one of {', '.join(FLAT)}")
@@ -220,12 +220,12 @@ def _markov(table: HeadConfig, rank: int) -> MarkovKind | None:
 
 
 def _check(config: BlockConfig, file: HeadFile) -> None:
-    """Refuse what contradicts itself or the verifier."""
+    """Reject a configuration that contradicts itself or the verifier."""
     subject, depth, vocabulary = file.subject, file.text.num_hidden_layers, config.vocabulary
     if not config.layers:
         raise ModelError(f"{subject}: its config.json does not name the verifier's layers that it reads.")
     if depth in config.layers:
-        # Implementations differ in whether this state is taken before or after the final norm.
+        # Implementations differ: they take this state before or after the final norm.
         raise ModelError(f"{subject} reads the output of the last of the verifier's {depth} layers, which is rejected.")
     file.require_layers(config.layers)
     file.require_fit(config.shape.hidden_size, vocabulary)
@@ -236,19 +236,19 @@ def _check(config: BlockConfig, file: HeadFile) -> None:
     if config.markov == "rnn" and not config.from_anchor:
         raise ModelError(
             f"{subject} has a recurrent sequential head (markov_head_type = 'rnn') and sample_from_anchor = false, "
-            "which specctl does not run: it is not settled where the recurrence begins."
+            "which specctl does not run: it is undefined where the recurrence begins."
         )
     if config.confidence_reads_token and config.markov is None:
         raise ModelError(f"{subject}: confidence_head_with_markov is true, but it has no sequential head.")
 
 
-SOURCES = 5  # Layers that a new head reads
+SOURCES = 5  # The number of layers that a new head reads
 TOKEN_WEIGHT, DISTANCE_WEIGHT, CONFIDENCE_WEIGHT = 0.1, 0.9, 1.0
 """DSpark's weights of cross-entropy, total variation and predicted acceptance (arXiv 2607.05147)."""
 
 
 def new(recipe: "Recipe", given: "Given") -> BlockHead:
-    """A head to train; see `HeadKind`. DSpark's sequential head begins by adding nothing."""
+    """A head to train; see `HeadKind`. DSpark's sequential head starts with a bias of zero."""
     from specctl.models.draft_heads.training import drawn
 
     layers = given.existing(layer + 1 for layer in spread_layers(max(given.depth, 4), SOURCES))
@@ -279,7 +279,7 @@ def new(recipe: "Recipe", given: "Given") -> BlockHead:
 
 
 def loss(head: BlockHead, lesson: "Lesson", recipe: "Recipe", generator: torch.Generator) -> torch.Tensor:
-    """The loss of blocks from random places of an answer; see `HeadKind`."""
+    """The loss of blocks at random positions of an answer; see `HeadKind`."""
     from specctl.models.draft_heads.training import drafted_blocks
 
     count = min(recipe.anchors, lesson.length - 1)
@@ -311,7 +311,7 @@ def dspark_loss(blocks: "Blocks", lesson: "Lesson", gamma: float, vocabulary: to
     if vocabulary is not None:
         token = torch.where(torch.isin(label, vocabulary), token, 0)
     distance = 0.5 * (blocks.logits.softmax(-1) - target.softmax(-1)).abs().sum(-1)
-    found = TOKEN_WEIGHT * token + 2 * DISTANCE_WEIGHT * distance  # DeepSpec's code takes the sum of differences
+    found = TOKEN_WEIGHT * token + 2 * DISTANCE_WEIGHT * distance  # DeepSpec's code uses the sum of differences
     if blocks.confidence is not None:
         accepted = 1 - distance.detach()
         off = binary_cross_entropy_with_logits(blocks.confidence, accepted, reduction="none")

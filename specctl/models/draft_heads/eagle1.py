@@ -1,4 +1,4 @@
-"""EAGLE-1: a decoder layer over the verifier's last states, read out by its own output layer (arXiv 2401.15077)."""
+"""EAGLE-1: a decoder layer over the verifier's last states, with the verifier's output layer (arXiv 2401.15077)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -29,22 +29,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Eagle1Config:
-    """An EAGLE-1 network; EAGLE-2's weights are such a network too, drafted with differently (arXiv 2406.16858)."""
+    """An EAGLE-1 network. EAGLE-2 has the same network and drafts in dynamic trees (arXiv 2406.16858)."""
 
     shape: LayerShape  # of its layers, H the width of the verifier's states
     vocabulary: int  # V, the verifier's
     num_layers: int = 1  # its decoder layers; the first has no norm before attention
-    fc_bias: bool = True  # whether the layer that joins embedding and state has a bias
+    fc_bias: bool = True  # whether the layer that combines embedding and state has a bias
     context: int = 2048  # the most tokens it can read
 
 
 class Eagle1Head(ChainHead):
-    """An EAGLE-1 draft head: ``h = fc(cat(E[x_p], f_(p-1)))``, then the layers, whose output stands for f_p.
+    """An EAGLE-1 draft head: ``h = fc(cat(E[x_p], f_(p-1)))``, then the layers, whose output predicts f_p.
 
     Args:
         config: the network.
         unembedding: the verifier's output layer ``(H -> V)``, used as it is.
-        embeddings: the verifier's input embeddings ``(V, H)``, too; None for embeddings of its own.
+        embeddings: the verifier's input embeddings ``(V, H)``, also used as they are; None for embeddings of its own.
     """
 
     kind = "eagle1"
@@ -93,7 +93,7 @@ def read(file: HeadFile) -> Eagle1Head:
     vocabulary, biased = table.take("vocab_size", int), table.take("qkv_bias", bool, False)
     shape = layer_shape(table, qk_norm=False, rope_theta=ROPE_THETA)
     parsed = Eagle1Config(
-        # EAGLE's code knows no bias of attention's output.
+        # EAGLE's code has no bias in attention's output.
         shape=replace(shape, qkv_bias=biased, output_bias=False),
         vocabulary=vocabulary,
         num_layers=table.take("num_hidden_layers", int, 1),
@@ -107,7 +107,7 @@ def read(file: HeadFile) -> Eagle1Head:
 
 
 def describe(head: Eagle1Head, _: Verifier) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """An EAGLE-1 head as SafeAILab's files, but for the format of the weights; see `HeadKind`."""
+    """An EAGLE-1 head as in SafeAILab's files, except the weights' format; see `HeadKind`."""
     config = head.config
     described = {
         "architectures": ["LlamaForCausalLM"],
@@ -144,7 +144,7 @@ def loss(head: Eagle1Head, lesson: "Lesson", recipe: "Recipe", generator: torch.
 
 
 def step_loss(step: "Step", lesson: "Lesson") -> torch.Tensor:
-    """A sum over the answer's tokens: how far the features and distributions are from the target's."""
+    """The distance of features and distributions from the target's, summed over the answer's tokens."""
     from specctl.models.draft_heads.training import law_loss
 
     target = lesson.logits[step.answer_rows]

@@ -37,18 +37,20 @@ class Eagle3Config:
     draft_vocabulary: int  # D, the number of the V tokens that it can draft
     target_hidden_size: int  # width of the verifier's states
     num_layers: int = 1  # its decoder layers; all but the first are ordinary ones
-    norm_before_residual: bool = False  # whether the first layer's residual is the normed features
+    norm_before_residual: bool = False  # whether the first layer's residual is the normalised features
     norm_before_fc: bool = False  # whether the concatenated states go through one RMSNorm
     fc_norm: bool = False  # whether each layer's states go through an RMSNorm of their own
-    norm_output: bool = False  # whether the recursion is the normed output, not the output itself (EAGLE-3.1)
-    mask_token: int | None = None  # P-EAGLE's id of a token to come; None for EAGLE-3
+    norm_output: bool = (
+        False  # whether the next features are the normalised output instead of the output itself (EAGLE-3.1)
+    )
+    mask_token: int | None = None  # P-EAGLE's mask token; None for EAGLE-3
     block: int = 0  # tokens that P-EAGLE drafts in a pass
-    window: int = 0  # of its layers, all of them alike; 0 where they see the whole text
+    window: int = 0  # the window of all its layers; 0 for unlimited attention
     context: int = 2048  # the most tokens it can read
 
 
 class FirstLayer(nn.Module):
-    """The layer that reads a token's embedding next to features: queries, keys and values are made from both.
+    """The layer that reads a token's embedding and features: queries, keys and values are computed from both.
 
     ``e = input_layernorm(embedding)``, ``h = hidden_norm(features)``; attention reads ``cat(e, h)``, and the residual
     is the features, or h with ``norm_before_residual``.
@@ -77,8 +79,8 @@ class FirstLayer(nn.Module):
 class Eagle3Head(ChainHead):
     """An EAGLE-3 draft head, or P-EAGLE's (arXiv 2602.01469).
 
-    P-EAGLE has learned states in place of those that the verifier has not computed yet. With them and a mask for a
-    token it reads all places of a block in one pass.
+    P-EAGLE has a learned state that replaces the verifier's unknown states. With this state and a mask token it drafts
+    all positions of a block in one pass.
 
     Args:
         config: the network.
@@ -155,7 +157,7 @@ TRAINING = frozenset(
         *("experts_per_token", "num_experts_per_tok", "num_local_experts"),
     }
 )
-"""Keys about how an EAGLE head was trained and what for."""
+"""Keys about an EAGLE head's training and purpose, which are ignored."""
 
 
 def read(file: HeadFile) -> Eagle3Head:
@@ -189,7 +191,7 @@ def describe(head: Eagle3Head, _: Verifier) -> tuple[dict[str, Any], dict[str, t
 
 
 def _names(config: Eagle3Config, first: str = "layers.0") -> dict[str, str]:
-    """How names of weights begin in a file, whose first layer is ``layers.0`` or ``midlayer``."""
+    """Prefixes of weight names in a file; the first layer is ``layers.0`` or ``midlayer``."""
     return {"first.": f"{first}."} | {f"further.{n - 1}.": f"layers.{n}." for n in range(1, config.num_layers)}
 
 
@@ -208,7 +210,9 @@ def _parsed(file: HeadFile) -> Eagle3Config:
     vocabulary, depth = inner.take("vocab_size", int), inner.take("num_hidden_layers", int, 1)
     windows = layer_windows(inner, depth)
     if len(set(windows)) > 1:
-        raise ModelError(f"{file.subject}: its layers have different windows, which specctl does not run in this kind.")
+        raise ModelError(
+            f"{file.subject}: its layers have different windows, which specctl does not support for this kind."
+        )
     shape = layer_shape(inner, qk_norm=normed, rope_theta=theta)
     parsed = Eagle3Config(
         shape=shape,
@@ -236,28 +240,28 @@ def _parsed(file: HeadFile) -> Eagle3Config:
 
 
 def _drafted_at_once(table: HeadConfig) -> int:
-    """How many tokens P-EAGLE drafts in a pass: what speculators proposes with it, which is 8 where it says nothing."""
+    """The number of tokens that P-EAGLE drafts in a pass: speculators' proposal in the file, by default 8."""
     methods = table.mapping("speculators_config").get("proposal_methods")
     first = methods[0] if isinstance(methods, list) and methods and isinstance(methods[0], dict) else {}
     return HeadConfig(first, table.subject, "speculators_config.proposal_methods.").take("speculative_tokens", int, 8)
 
 
 def _layers(table: HeadConfig, depth: int) -> tuple[int, ...]:
-    """The layers whose input a head reads, of a verifier with ``depth`` layers.
+    """The layers of a verifier with ``depth`` layers whose input a head reads.
 
-    EAGLE and speculators count a layer's input. SpecForge and NVIDIA (``eagle_config``) and DeepSpec
-    (``target_layer_ids``) count its output, which is the input of the next.
+    EAGLE and speculators number layers by input. SpecForge and NVIDIA (``eagle_config``) and DeepSpec
+    (``target_layer_ids``) number them by output, which is the next layer's input.
     """
     eagle = table.table("eagle_config")
     inputs, outputs = table.ids("eagle_aux_hidden_state_layer_ids"), table.ids("target_layer_ids")
     nested = eagle.ids("eagle_aux_hidden_state_layer_ids")
     for key, ordinary in _ORDINARY.items():
         eagle.demand(key, (ordinary,))
-    # Only for drafts beyond `parallel_draft_step`, which do not exist here.
+    # Only used for drafts beyond `parallel_draft_step`, which do not exist here.
     eagle.end(["parallel_draft_heads_num_layers"])
     given = [ids for ids in (inputs, *(tuple(i + 1 for i in ids) for ids in (outputs, nested) if ids)) if ids]
     if any(ids != given[0] for ids in given):
-        raise ModelError(f"{table.subject}: its config.json names the verifier's layers twice, and differently.")
+        raise ModelError(f"{table.subject}: its config.json names the verifier's layers twice, with different values.")
     return given[0] if given else (2, depth // 2, depth - 3)
 
 
@@ -270,14 +274,14 @@ _ORDINARY = {
     "parallel_draft_step": 1,
     "has_lm_head": True,
 }
-"""NVIDIA's switches, with the values that mean the network that EAGLE published."""
+"""NVIDIA's switches, with their values for EAGLE's published network."""
 
 
-STEP_DECAY = 0.8  # Weight in the loss of a step against the one before it, as in SafeAILab's code
+STEP_DECAY = 0.8  # Decay of the loss weight from step to step, as in SafeAILab's code
 
 
 def new(recipe: "Recipe", given: "Given") -> Eagle3Head:
-    """A head to train, of an early, a middle and a late layer; it begins with the target's output layer."""
+    """A head to train. It reads an early, a middle and a late layer; its output layer starts as the target's."""
     from specctl.models.draft_heads.training import drawn
 
     config = Eagle3Config(
@@ -306,7 +310,9 @@ def loss(head: Eagle3Head, lesson: "Lesson", recipe: "Recipe", generator: torch.
 
 
 def step_loss(step: "Step", lesson: "Lesson", vocabulary: torch.Tensor | None, rounds: float) -> torch.Tensor:
-    """A sum over the answer's tokens; the share ``rounds`` of the rounds went on after their first token, for all."""
+    """A step's loss, summed over the answer's tokens. Only a share ``rounds`` of the rounds continued after their first
+    token; the sum is scaled up to all rounds.
+    """
     from specctl.models.draft_heads.training import law_loss
 
     share = rounds if step.index else 1.0

@@ -38,18 +38,18 @@ if TYPE_CHECKING:
     from specctl.models.draft_heads.kinds import Recipe
     from specctl.models.draft_heads.training import Given, Lesson, Step
 
-_AWAY = 7  # A place that keys are compared at, to see how a layer turns them
-_CLOSE = 2e-2  # By how much keys of 16-bit numbers may differ, as a share of the largest
+_AWAY = 7  # A position at which rotated keys are compared
+_CLOSE = 2e-2  # Tolerance for keys in 16-bit dtypes, relative to the largest
 
 
 class VerifierKeys:
-    """Keys and values that some of the verifier's layers cache, computed by its own modules from the layers' inputs.
+    """Keys and values cached by some verifier layers, recomputed from the layers' inputs by the verifier's modules.
 
-    A layer caches what follows from its input and its place alone. So a head that knows the input, which every engine
-    gives, needs nothing of the cache. Keys are given before they are turned by their places (`rope`).
+    A layer's keys and values depend only on its input and position. So a head needs only the input, which every engine
+    provides, and no access to the cache. Keys are returned before rotation (`rope`).
 
     Args:
-        target: the verifier, in eval mode; on the meta device how its layers turn keys is not checked.
+        target: the verifier, in eval mode; on the meta device the rotation of keys is not checked.
         layers: which of its decoder layers.
 
     Attributes:
@@ -59,7 +59,7 @@ class VerifierKeys:
         head_dim: d, of keys and of values.
 
     Raises:
-        ModelError: a layer cannot be run on its own, caches something else, or does not turn its keys as Llama's do.
+        ModelError: a layer cannot be run alone, caches something else, or does not rotate keys as Llama does.
     """
 
     def __init__(self, target: PreTrainedModel, layers: Sequence[int]) -> None:
@@ -69,7 +69,7 @@ class VerifierKeys:
         self.state_size = int(config.hidden_size)
         self._rotary: Any = getattr(decoder(target), "rotary_emb", None)
         if self._rotary is None or set(inspect.signature(self._rotary.forward).parameters) != {"x", "position_ids"}:
-            raise self._refusal("its layers do not all turn keys by the same rotary embedding")
+            raise self._refusal("its layers do not share one rotary embedding")
         if (kind := getattr(self._rotary, "rope_type", "default")) not in FIXED_FREQUENCIES:
             raise self._refusal(f"its rotary embedding is of type {kind!r}, which changes with the text's length")
         try:
@@ -87,12 +87,12 @@ class VerifierKeys:
 
     @property
     def modules(self) -> list[nn.Module]:
-        """The verifier's own that it computes with."""
+        """The verifier's modules that it uses."""
         return [*self._modules, self._rotary]
 
     @torch.no_grad()
     def __call__(self, layer: int, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys, not turned yet, and values, ``(kv_heads, T, d)`` each, of a layer's inputs ``(T, D)``.
+        """Unrotated keys, and values, ``(kv_heads, T, d)`` each, from a layer's inputs ``(T, D)``.
 
         ``layer`` is an index into `layers`. The results have the device and the floating dtype of ``states``.
         """
@@ -102,12 +102,12 @@ class VerifierKeys:
 
     def rope(self, positions: torch.Tensor) -> Rope:
         """The verifier's cosines and sines ``(1, T, R)`` float32 of positions ``(T,)`` int64."""
-        like = torch.empty(0, device=positions.device)  # says which device and dtype are wanted
+        like = torch.empty(0, device=positions.device)  # gives the device and dtype
         cos, sin = self._rotary(like, positions[None])
         return cos, sin
 
     def _cached(self, layer: nn.Module, states: torch.Tensor, rope: Rope) -> tuple[torch.Tensor, torch.Tensor]:
-        """What a layer would cache of its inputs ``(T, D)``: ``(kv_heads, T, d)`` each."""
+        """The keys and values a layer would cache for inputs ``(T, D)``: ``(kv_heads, T, d)`` each."""
         device = next(layer.parameters()).device
         given = states[None].to(device, self._dtype)  # (1, T, D)
         places = torch.arange(states.shape[0], device=device)[None]
@@ -117,7 +117,7 @@ class VerifierKeys:
         cos, sin = (part.to(device, self._dtype) for part in rope)
         more: dict[str, Any] = {name: _Taking(), "use_cache": True}
         try:
-            # Not called as a module: hooks on it keep the inputs of the verifier's own passes.
+            # Not called as a module, because hooks on it store the inputs of the verifier's own passes.
             layer.forward(given, attention_mask=None, position_ids=places, position_embeddings=(cos, sin), **more)
         except _TakenError as taken:
             return taken.keys[0], taken.values[0]
@@ -125,7 +125,7 @@ class VerifierKeys:
 
     @torch.no_grad()
     def _examined(self, module: nn.Module, layer: int) -> tuple[int, int]:
-        """Key heads and head size of a layer that turns its keys as `rotated` does."""
+        """Check that a layer rotates keys as `rotated` does; returns its number of key heads and head size."""
         device = next(module.parameters()).device
         state = torch.randn(1, self.state_size, generator=torch.Generator().manual_seed(0)).to(device)
         cos, sin = self.rope(torch.tensor([_AWAY], device=device))  # (1, 1, R)
@@ -141,7 +141,7 @@ class VerifierKeys:
         if device.type != "meta":
             off = (rotated(keys[None], (cos, sin))[0] - away).abs().max()
             if float(off) > _CLOSE * float(away.abs().max()):
-                raise self._refusal(f"its layer {layer} turns keys in another way than Llama's")
+                raise self._refusal(f"its layer {layer} rotates keys differently from Llama's layers")
         return int(keys.shape[0]), int(keys.shape[2])
 
     def _refusal(self, why: str) -> ModelError:
@@ -152,7 +152,7 @@ class VerifierKeys:
 
 
 class _TakenError(Exception):
-    """Ends a layer's pass where its keys and values, ``(1, kv_heads, T, d)`` each, are known."""
+    """Stops a layer's pass once its keys and values, ``(1, kv_heads, T, d)`` each, are known."""
 
     def __init__(self, keys: torch.Tensor, values: torch.Tensor) -> None:
         super().__init__("keys and values were taken")
@@ -160,13 +160,13 @@ class _TakenError(Exception):
 
 
 class _Taking(Cache):
-    """A cache that takes keys and values and ends the pass: attention and what follows it are not wanted."""
+    """A cache that captures keys and values and stops the pass before attention."""
 
     def __init__(self) -> None:
         super().__init__(layers=[])
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any) -> Any:
-        """Raises what `VerifierKeys` catches."""
+        """Raise `_TakenError`, which `VerifierKeys` catches."""
         raise _TakenError(key_states, value_states)
 
 
@@ -177,12 +177,12 @@ class GlideConfig:
     shape: LayerShape  # of its own layers, H their width, which need not be the verifier's
     vocabulary: int  # V, the verifier's
     num_layers: int = 1  # n; layer i reads the verifier's layer L - n + i of L
-    block_size: int = 5  # tokens of a stretch of text in training; not a limit in use
+    block_size: int = 5  # stretch length in training, in tokens; no limit in use
     context: int = 2048  # the most tokens it can read
 
 
 class CrossAttention(nn.Module):
-    """Attention to the verifier's keys and values; only the projections of queries and of the output are its own."""
+    """Attention to the verifier's keys and values; it has only query and output projections."""
 
     def __init__(self, shape: LayerShape, keys: VerifierKeys) -> None:
         super().__init__()
@@ -193,13 +193,13 @@ class CrossAttention(nn.Module):
     def forward(
         self, states: torch.Tensor, rope: Rope, keys: torch.Tensor, values: torch.Tensor, seen: torch.Tensor
     ) -> torch.Tensor:  # (1, T, H)
-        """What states ``(1, T, H)`` add to themselves: 0 for those that see no place.
+        """The residual update of states ``(1, T, H)``: 0 for tokens that attend to nothing.
 
         Args:
             states: of T tokens.
-            rope: of their places, as the verifier turns its keys.
-            keys, values: ``(1, kv_heads, S, d)``, keys turned.
-            seen: ``(1, 1, T, S)`` bool, True where a token attends to a place.
+            rope: the verifier's rotation at their positions.
+            keys, values: ``(1, kv_heads, S, d)``, keys rotated.
+            seen: ``(1, 1, T, S)`` bool, True where a token attends to a position.
         """
         queries = self.q_proj(states).view(*states.shape[:-1], -1, self._head_dim).transpose(1, 2)
         any_seen = seen.any(-1, keepdim=True)  # (1, 1, T, 1); attention over nothing would be NaN
@@ -211,7 +211,7 @@ class CrossAttention(nn.Module):
 
 
 class GlideLayer(nn.Module):
-    """Self-attention, cross-attention without a norm before it, and a gated network; each adds to its input."""
+    """Self-attention, cross-attention without pre-norm, and a gated network, each with a residual connection."""
 
     def __init__(self, shape: LayerShape, keys: VerifierKeys) -> None:
         super().__init__()
@@ -223,16 +223,15 @@ class GlideLayer(nn.Module):
 
 
 class GlideHead(ChainHead):
-    """A GliDe draft head: a small decoder that also looks at what the verifier cached of the text.
+    """A GliDe draft head: a small decoder that also attends to the verifier's cached keys and values.
 
-    Features are what the verifier's layers cache of a place: their values, and their keys before they are turned. The
-    token after the place brings them in. A token that the head drafted brings in nothing, because the verifier has not
-    read the place before it. So a round's tokens see the places that were known when it began, and each other by
-    self-attention.
+    A position's features are the verifier layers' values and unrotated keys there. The next token contributes them.
+    After a drafted token nothing is contributed, because the verifier has not read it yet. So a round's tokens attend
+    to the positions known at its start, and to each other by self-attention.
 
     Args:
         config: the network.
-        keys: of the verifier, a layer for each of the head's; not a part of the head.
+        keys: the verifier's, one layer for each of the head's; not part of the head.
     """
 
     kind, sees_first = "glide", True
@@ -244,9 +243,9 @@ class GlideHead(ChainHead):
         self.layers, self.state_size, self.width = keys.layers, keys.state_size, shape.hidden_size
         self.vocabulary = self.draft_vocabulary = config.vocabulary
         self.context = config.context
-        # Its own keys, the verifier's, and whether there are any of the latter.
+        # Its own keys, the verifier's, and whether the latter are known.
         self.num_layers = 2 * config.num_layers + 1
-        self._per_place = 2 * keys.kv_heads * keys.head_dim  # numbers of one verifier layer in a row
+        self._per_place = 2 * keys.kv_heads * keys.head_dim  # numbers of one verifier layer per position
         self.cached_values = config.num_layers * (shape.cached_values + self._per_place) + 2
         self.keys = keys
         self.embed_tokens = nn.Embedding(config.vocabulary, shape.hidden_size)
@@ -261,7 +260,7 @@ class GlideHead(ChainHead):
 
     @property
     def feature_size(self) -> int:
-        """Keys and values of one place in every layer that is read, and a number that is 1 where they are known."""
+        """Keys and values of one position in every layer read, and a flag that is 1 if they are known."""
         return self.config.num_layers * self._per_place + 1
 
     def fuse(self, states: Mapping[int, torch.Tensor]) -> torch.Tensor:
@@ -273,7 +272,7 @@ class GlideHead(ChainHead):
     def brought(
         self, features: torch.Tensor, places: torch.Tensor
     ) -> tuple[list[tuple[torch.Tensor, torch.Tensor]], torch.Tensor]:
-        """The verifier's turned keys and its values that T tokens bring in.
+        """The verifier's rotated keys and values contributed by T tokens.
 
         Args:
             features: ``(1, T, F)``.
@@ -301,11 +300,12 @@ class GlideHead(ChainHead):
         seen: torch.Tensor | None = None,
         places: torch.Tensor | None = None,
     ) -> ChainPass:
-        """As in `ChainHead`; features of the head's own bring in nothing.
+        """See `ChainHead`; the head's own features contribute nothing.
 
         Args:
-            ids, features, positions, mask, cache, keep: as there.
-            seen: ``(1, 1, T, S)`` bool, what the S tokens brought in that each token may see; None for ``mask``.
+            ids, features, positions, mask, cache, keep: see `ChainHead`.
+            seen: ``(1, 1, T, S)`` bool, which of the S tokens' contributions each token may attend to; None for
+                ``mask``.
             places: ``(T,)`` int64, of the features; None for those before the tokens.
         """
         depth = self.config.num_layers
@@ -325,12 +325,12 @@ class GlideHead(ChainHead):
 
 
 def top_layers(depth: int, count: int) -> Sequence[int]:
-    """The layers that a GliDe head of ``count`` layers reads of a verifier of ``depth`` layers: its last ones."""
+    """The verifier layers that a GliDe head of ``count`` layers reads: the last ones of ``depth``."""
     return range(depth - count, depth)
 
 
 NAMES = {"lm_head.": "lm_head.", "blocks.": "model.layers.", "": "model."}
-"""How names of weights begin in a file, by how they begin in the network."""
+"""Prefixes of weight names in files, by prefix in the network."""
 
 
 def read(file: HeadFile) -> GlideHead:
@@ -375,13 +375,13 @@ def describe(head: GlideHead, verifier: Verifier) -> tuple[dict[str, Any], dict[
 
 
 def new(recipe: "Recipe", given: "Given") -> GlideHead:
-    """A head to train, which begins with the target's embeddings and output layer."""
+    """A head to train, initialised with the target's embeddings and output layer."""
     from specctl.models.draft_heads.training import drawn
 
     if recipe.depth > given.depth:
         raise ModelError(
-            f"A GliDe head of {recipe.depth} layers reads as many of the target, which has {given.depth}.",
-            f"Let --depth be at most {given.depth}.",
+            f"A GliDe head of {recipe.depth} layers reads as many layers of the target, which has {given.depth}.",
+            f"Set --depth to {given.depth} at most.",
         )
     config = GlideConfig(given.shape, given.vocabulary, recipe.depth, recipe.steps, given.shape.max_positions)
     head = drawn(GlideHead(config, VerifierKeys(given.target, top_layers(given.depth, recipe.depth))))
@@ -401,14 +401,14 @@ def loss(head: GlideHead, lesson: "Lesson", recipe: "Recipe", generator: torch.G
 def stretched(head: GlideHead, lesson: "Lesson", size: int, offset: int) -> "Step":
     """The head's logits of all A tokens of an answer, in stretches of ``size`` tokens.
 
-    The tokens of a stretch see the target's keys of the text before the stretch alone. The first whole stretch begins
-    at ``offset``, from 0 to ``size - 1``.
+    The tokens of a stretch attend to the target's keys before the stretch only. The first whole stretch begins at
+    ``offset``, from 0 to ``size - 1``.
     """
     from specctl.models.draft_heads.training import Step
 
     ids, device = lesson.ids[:-1], lesson.ids.device
     true = head.fuse({layer: states[:-2] for layer, states in lesson.states.items()})
-    features = torch.cat([true.new_zeros(1, true.shape[1]), true])  # (T, R): the token at p brings in place p - 1
+    features = torch.cat([true.new_zeros(1, true.shape[1]), true])  # (T, R): the token at p contributes position p - 1
     places = torch.arange(len(ids), device=device)
     begins = (places - (places - offset) % size).clamp(min=0)  # (T,) where each token's stretch begins
     mask, seen = (head.causal(places, last)[None, None] for last in (places, begins))

@@ -1,4 +1,4 @@
-"""The parts that draft heads are made of: rotary positions, grouped attention over a cache, gated networks."""
+"""Building blocks of draft heads: rotary positions, grouped attention over a cache, gated networks."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ Rope = tuple[torch.Tensor, torch.Tensor]
 """Cosines and sines of T positions, ``(..., T, R)`` float32 each, R the rotated part of a head."""
 
 FIXED_FREQUENCIES = frozenset({"default", "linear", "llama3", "yarn", "longrope"})
-"""Types of rotary embeddings with one set of frequencies for all lengths, or two."""
+"""Types of rotary embeddings with one or two fixed sets of frequencies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class LayerShape:
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
-    qk_norm: bool = False  # whether queries and keys go through an RMSNorm over d before they are rotated (Qwen3)
+    qk_norm: bool = False  # whether queries and keys go through an RMSNorm over d before rotation (Qwen3)
     # ``rope_parameters`` as in transformers' configurations
     rope: Mapping[str, Any] = field(default_factory=lambda: {"rope_type": "default", "rope_theta": 10000.0})
     max_positions: int = 2048  # ``max_position_embeddings``, from which scaled rotary embeddings are computed
@@ -56,8 +56,8 @@ class Rotary(nn.Module):
 
     The frequencies stay float32 when the module is cast: in bfloat16 they would be off by whole turns after a few
         hundred
-    tokens. LongRoPE has two sets of them (Ding et al. 2024, arXiv 2402.13753). transformers takes that of the longest
-    position in a pass; here each position has its own, so that drafts do not depend on how a text was cut into passes.
+    tokens. LongRoPE has two sets (Ding et al. 2024, arXiv 2402.13753). transformers picks one by the longest position
+    in a pass. Here each position has its own set, so that drafts do not depend on how a text is split into passes.
 
     Raises:
         ModelError: frequencies that change with the sequence's length, or parameters that transformers rejects.
@@ -85,7 +85,7 @@ class Rotary(nn.Module):
                 max_position_embeddings=shape.max_positions,
                 rope_parameters=rope,
             )
-            with torch.device("cpu"):  # a head may be made on the meta device, and no file holds frequencies
+            with torch.device("cpu"):  # a head may be built on the meta device, and files hold no frequencies
                 made = LlamaRotaryEmbedding(config)
         except (KeyError, TypeError, ValueError) as error:
             raise ModelError(f"The rotary embedding {dict(shape.rope)} is incomplete ({error}).") from error
@@ -113,7 +113,7 @@ class Rotary(nn.Module):
 
 
 def rotated(states: torch.Tensor, rope: Rope) -> torch.Tensor:
-    """Queries or keys ``(B, heads, T, d)`` whose first R numbers are turned by their positions."""
+    """Rotate the first R numbers of queries or keys ``(B, heads, T, d)`` by their positions."""
     cos, sin = (part.unsqueeze(-3).to(states.dtype) for part in rope)  # (..., 1, T, R)
     if (size := cos.shape[-1]) < states.shape[-1]:
         return torch.cat([rotated(states[..., :size], rope), states[..., size:]], -1)
@@ -122,7 +122,7 @@ def rotated(states: torch.Tensor, rope: Rope) -> torch.Tensor:
 
 
 class Attention(nn.Module):
-    """Grouped-query attention; ``reads`` is the width of what queries, keys and values are made from, by default H."""
+    """Grouped-query attention; ``reads`` is the input width of queries, keys and values, by default H."""
 
     def __init__(self, shape: LayerShape, reads: int | None = None) -> None:
         super().__init__()

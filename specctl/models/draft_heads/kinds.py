@@ -1,6 +1,6 @@
-"""The kinds of draft heads, a row for each: how its files are recognised, its module, and how it is trained.
+"""The table of draft head kinds: how to recognise their files, their module, and how to train them.
 
-The modules need torch, and are imported where a head is read, written or trained. To recognise a file needs no torch.
+The modules need torch and are imported to read, write or train a head. Recognising a file needs no torch.
 """
 
 import re
@@ -16,56 +16,58 @@ Config = Mapping[str, Any]  # The contents of a config.json
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """A draft head to train; the defaults of a kind are its published settings."""
+    """Settings for training a draft head; a kind's defaults are its published settings."""
 
     kind: str  # what it is
     depth: int = 1  # its decoder layers
-    # tokens drafted from each place in training; of a block, all that it has; of GliDe, the tokens of a stretch of text
-    # that see the target's keys of the text before the stretch alone
+    # tokens drafted from each position in training; for block heads, the block's tokens; for GliDe, the tokens of a
+    # stretch, which attend to the target's keys before the stretch only
     steps: int = 1
-    # share of the places from which a chain goes on after its first token in training, chosen again for each answer and
-    # epoch; less than 1 saves most of the time
+    # share of the rounds that continue after their first token in training, drawn anew for each answer and epoch; less
+    # than 1 saves most of the time
     rounds: float = 1.0
-    draft_vocabulary: int = 32_000  # the most tokens that it can draft; the answers' most frequent ones
+    draft_vocabulary: int = 32_000  # size of the draft vocabulary: the answers' most frequent tokens
     markov_rank: int = 0  # of DSpark's sequential head
-    anchors: int = 0  # blocks drafted of each answer and epoch, at random places
-    gamma: float = 0.0  # how slowly the weights of a block's later tokens fall
+    anchors: int = 0  # blocks per answer and epoch, at random positions
+    gamma: float = 0.0  # how slowly the loss weights of a block's later tokens decay
     # ``adamw`` for all weights, or ``muon`` for the matrices between embeddings and output layer
     optimizer: str = "adamw"
 
 
 @dataclass(frozen=True, slots=True)
 class HeadKind:
-    """A kind of draft head. Its `module` has what follows, the last two where it is trained here.
+    """A kind of draft head. Its `module` has these functions, the last two only if specctl can train it.
 
     - ``read(file: HeadFile)``: a head, see `read_head`.
-    - ``describe(head, verifier: Verifier)``: the config.json and the tensors that ``read`` reads, but for what all
-      kinds share (`write_head`); a ValueError where the layout cannot describe the head.
-    - ``new(recipe, given: Given)``: a head to train, with weights from torch's default generator, on the CPU but for
-      what it shares.
-    - ``loss(head, lesson: Lesson, recipe, generator)``: the loss ``()`` of an answer of at least two tokens, a sum
-      over its tokens; the generator is on the CPU, for noise and anchors.
+    - ``describe(head, verifier: Verifier)``: the config.json and the tensors for ``read``, except the parts common to
+      all kinds (`write_head`); raises ValueError if the layout cannot describe the head.
+    - ``new(recipe, given: Given)``: a head to train, with weights from torch's default generator, on the CPU except for
+      shared modules.
+    - ``loss(head, lesson: Lesson, recipe, generator)``: the loss ``()`` of an answer of at least two tokens, a sum over
+      its tokens; the generator, on the CPU, draws noise and anchors.
     """
 
     kind: str  # its name in flags, files and reports
     title: str  # its name in prose
     paper: str  # where it was published
-    name: str  # of its module in this package
-    # whether a file is of this kind, by its config.json and the names of its tensors, which may be unknown
+    name: str  # name of its module in this package
+    # whether a file is of this kind, judged by its config.json and tensor names, which may be unknown
     is_one: Callable[[Config, Set[str]], bool]
-    speculators: bool = False  # whether speculators has this kind, by the same name; then heads have its layout
+    speculators: bool = (
+        False  # whether speculators has this kind by the same name; heads are then written in its layout
+    )
     blocks: bool = False  # whether one pass drafts several tokens
-    recipe: Recipe | None = None  # the published settings of its training; None where it is not trained here
+    recipe: Recipe | None = None  # published training settings; None if specctl cannot train it
     flags: frozenset[str] = frozenset()  # fields of the recipe that a user may set
 
     @property
     def module(self) -> Any:
-        """It needs torch, and is imported here."""
+        """Import its module, which needs torch."""
         return import_module(f"{__package__}.{self.name}")
 
 
 def _eagle1(_: Config, names: Set[str]) -> bool:
-    # An ordinary model has names like model.layers.0 and an output norm; other heads have norms of their own.
+    # Ordinary models have names like model.layers.0 and an output norm; other heads have other norms.
     others = {"norm.weight", "hidden_norm.weight", "layers.0.hidden_norm.weight"}
     return {"fc.weight", "layers.0.self_attn.q_proj.weight"} <= names and not others & names
 
@@ -85,7 +87,7 @@ def _glide(config: Config, names: Set[str]) -> bool:
 
 
 def _mtp(_: Config, __: Set[str]) -> bool:
-    return False  # MTP layers do not make a head of their target's files, and alone they are speculators'
+    return False  # a target's files with MTP layers are not a head; MTP layers alone are speculators'
 
 
 def _dflash2(config: Config, names: Set[str]) -> bool:
@@ -101,7 +103,7 @@ def _dspark(config: Config, names: Set[str]) -> bool:
 
 
 def _block(config: Config, names: Set[str]) -> bool:
-    """Whether a head drafts blocks; some of the architectures so named are rejected when they are read."""
+    """Whether a head drafts blocks; some architectures with such names are rejected on reading."""
     named = any(re.search("D(Flash|Spark)(Draft)?Model$", name) for name in _architectures(config))
     return named or {"fc.weight", "hidden_norm.weight", "layers.0.self_attn.q_proj.weight"} <= names
 
@@ -129,7 +131,7 @@ MTP = HeadKind(
     recipe=Recipe("mtp", steps=3),
     flags=frozenset({"steps"}),
 )
-"""The one kind that can be in its target's own files."""
+"""The only kind that may be in its target's own files."""
 
 HEAD_KINDS = {
     row.kind: row
@@ -189,9 +191,9 @@ HEAD_KINDS = {
         ),
     )
 }
-"""By kind, in the order in which a file is compared with them."""
+"""The kinds by name, in the order of recognition."""
 RECIPES = {row.kind: row.recipe for row in HEAD_KINDS.values() if row.recipe is not None}
-"""The published settings of the kinds that are trained here."""
+"""The published training settings, by kind."""
 
 
 def recognise(config: Config, tensors: Iterable[str]) -> str | None:

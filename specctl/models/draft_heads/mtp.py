@@ -1,4 +1,4 @@
-"""The head that a target was trained with to predict the token after next: a decoder layer over its last state."""
+"""MTP: the head trained with its target to predict the token after next, a decoder layer over its last state."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -29,20 +29,20 @@ _HINT = "Draft with a small model instead, or use a head of another kind that wa
 
 
 def mtp_config(target: PreTrainedModel, *, sparse: bool) -> PreTrainedConfig:
-    """The configuration of a target's MTP layer: the target's own, with one layer, which may be a mixture of experts.
+    """The configuration of a target's MTP layer: the target's own with one layer, possibly a mixture of experts.
 
     Raises:
-        ModelError: the layer would be one that cannot run over a cache of plain keys and values.
+        ModelError: the layer cannot run over a cache of plain keys and values.
     """
     layers = layer_configs(target.config)
     kinds = getattr(layers[-1], "layer_types", None) or [None] * len(layers)
-    # A hybrid's MTP layer is one of those with full attention, unless its configuration says otherwise.
+    # In hybrid models the MTP layer has full attention, unless the configuration says otherwise.
     like = max(range(len(layers)), key=lambda layer: (kinds[layer] == "full_attention", layer))
     config: Any = deepcopy(layers[like])
     config.num_hidden_layers = 1
     if getattr(config, "layer_types", None) is not None:
         config.layer_types = list(getattr(config, "mtp_layer_types", None) or [kinds[like]])[:1]
-    # Each family names the depth at which its experts begin in its own way.
+    # Families have different keys for the first layer with experts.
     depths = {
         "mlp_layer_types": ["sparse" if sparse else "dense"],
         "first_k_dense_replace": 0 if sparse else 1,
@@ -60,7 +60,7 @@ def mtp_config(target: PreTrainedModel, *, sparse: bool) -> PreTrainedConfig:
 
 
 class MtpHead(ChainHead):
-    """One decoder layer of the target's class, applied to its own output again for every further token.
+    """One decoder layer of the target's class, applied recursively for further tokens.
 
     For token x_p and the features f of place p - 1 it computes
     ``f' = norm(block(eh_proj([enorm(E[x_p]); hnorm(f)])))`` and the logits ``W f'`` of token x_(p+1). E and W are the
@@ -69,7 +69,7 @@ class MtpHead(ChainHead):
     FastMTP, arXiv:2509.18362).
 
     Args:
-        target: the model that verifies, in eval mode; what belongs to it is not a part of the head.
+        target: the verifier, in eval mode; its modules are not part of the head.
         sparse: whether the layer's MLP is a mixture of experts.
         own_embeddings: whether the head has embeddings of its own.
         own_output: whether it has an output layer of its own.
@@ -110,14 +110,14 @@ class MtpHead(ChainHead):
             self.lm_head = nn.Linear(self.width, self.draft_vocabulary, bias=False)
         self.share(target.get_input_embeddings(), output)
         self._rotary = Borrowed(decoder.rotary_emb)
-        # Rotary embeddings for pictures too want a position for each of three axes.
+        # Multimodal rotary embeddings need a position for each of three axes.
         self._axes = 3 if hasattr(decoder.rotary_emb, "mrope_section") else 0
         # Inkling's order; all others put the embedding first.
         self._state_first = bool(getattr(config, "mtp_hidden_states_first", False))
         self.eval()
 
     def share(self, embeddings: nn.Module, output: nn.Module | None) -> None:
-        """Use these where it has none of its own: the target's, or copies in the head's dtype."""
+        """Use these modules where the head has none of its own: the target's, or copies in the head's dtype."""
         self._embeddings = None if "embed_tokens" in self._modules else Borrowed(embeddings)
         self._output = None if "lm_head" in self._modules else Borrowed(output)
 
@@ -127,7 +127,7 @@ class MtpHead(ChainHead):
         return found
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> "MtpHead":
-        # A cast must not reach buffers: the router's correction is float32 in every model.
+        # Buffers must not be cast: the router's correction is float32 in every model.
         before = dict(self.named_buffers())
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for name, buffer in self.named_buffers():
@@ -190,7 +190,7 @@ _ALIKE = (
     "norm_topk_prob",
     "rope_parameters",
 )
-"""Keys of a layer's configuration that shapes do not show, or that explain a wrong shape."""
+"""Configuration keys that shapes do not reveal, or that explain a wrong shape."""
 
 
 _LAYER = "mtp_layers.0"
@@ -201,13 +201,13 @@ NAMES = {
     "hnorm.": f"{_LAYER}.hidden_layernorm.",
     "norm.": f"{_LAYER}.final_layernorm.",
 }
-"""How names of weights begin in speculators' layout, by how they begin in the network."""
+"""Prefixes of weight names in speculators' layout, by prefix in the network."""
 
 
 def read(file: HeadFile) -> MtpHead:
     """A target's MTP head from tensors in any of the known layouts; see `read_head`.
 
-    The configuration is the target's own, or speculators'. Only the first MTP layer is used, also on its own output.
+    The configuration is the target's own or speculators'. Only the first MTP layer is used, recursively.
     """
     weights, target, subject = file.weights, file.target, file.subject
     if "speculators_model_type" in file.config:
@@ -219,7 +219,7 @@ def read(file: HeadFile) -> MtpHead:
     named = {own: weights[name] for own, name in names.items()}
     for own, weight in named.items():
         _require_plain(names[own], weight, subject)
-    # The target's own, written once more, would only take memory.
+    # A repeated copy of the target's weights would only take memory.
     for own, module in (
         ("embed_tokens.weight", target.get_input_embeddings()),
         ("lm_head.weight", target.get_output_embeddings()),  # type: ignore[no-untyped-call]
@@ -235,7 +235,7 @@ def read(file: HeadFile) -> MtpHead:
         )
     expected = head.state_dict()
     named = _fused(named, expected, subject)
-    # What a file lacks goes by the network's name for it, because no file names it.
+    # A missing tensor is reported by the network's name, because no file names it.
     names = {own: names.get(own, own.removeprefix("block.")) for own in {**expected, **named}}
     file.fill(head, {names[own]: weight for own, weight in named.items()}, names)
     if left := [name for name, buffer in head.named_buffers() if buffer.is_meta]:
@@ -257,7 +257,7 @@ def describe(head: MtpHead, verifier: Verifier) -> tuple[dict[str, Any], dict[st
 def _fused(
     weights: dict[str, torch.Tensor], expected: Mapping[str, torch.Tensor], subject: str
 ) -> dict[str, torch.Tensor]:
-    """Weights with all experts' in one tensor, ``(experts, out, in)``, where the layer has them that way."""
+    """Weights with all experts fused into one tensor ``(experts, out, in)``, if the layer expects this."""
     fused = dict(weights)
 
     def stacked(experts: str, part: str, count: int) -> torch.Tensor:
@@ -286,8 +286,8 @@ def _require_plain(name: str, weight: torch.Tensor, subject: str) -> None:
 
 
 def _same(weight: torch.Tensor, other: Any) -> bool:
-    """Whether a weight is another one, up to the other's dtype; published ones are, so one that cannot be compared
-    counts.
+    """Whether two weights are equal up to the dtype. If they cannot be compared (meta device), they count as equal, as
+    published ones are.
     """
     if other is None or not other.is_floating_point() or other.shape != weight.shape:
         return False
@@ -295,7 +295,7 @@ def _same(weight: torch.Tensor, other: Any) -> bool:
 
 
 def _require_alike(config: Mapping[str, Any], text: Any, subject: str) -> None:
-    """Raise a ModelError unless a configuration of speculators describes one layer like those of a target."""
+    """Raise a ModelError unless speculators' configuration describes one layer like the target's."""
     if unknown := sorted(set(config) - _KNOWN_KEYS):
         raise ModelError(
             f"{subject}: its config.json has keys that specctl does not know: {', '.join(unknown)}.", _OTHER
@@ -316,7 +316,7 @@ def _require_alike(config: Mapping[str, Any], text: Any, subject: str) -> None:
             raise ModelError(f"{subject} is for a model with {key} = {own!r}; the verifier's is {target!r}.", _OTHER)
 
 
-STEP_DECAY = 0.6  # Weight in the loss of a step against the one before it (FastMTP, arXiv 2509.18362)
+STEP_DECAY = 0.6  # Decay of the loss weight from step to step (FastMTP, arXiv 2509.18362)
 
 
 def new(_: "Recipe", given: "Given") -> MtpHead:
@@ -337,7 +337,7 @@ def loss(head: MtpHead, lesson: "Lesson", recipe: "Recipe", _: torch.Generator) 
 
 
 def step_loss(step: "Step", lesson: "Lesson", steps: int) -> torch.Tensor:
-    """FastMTP's loss of one of ``steps`` steps, a sum over the answer's tokens, which are the labels."""
+    """FastMTP's loss of one of ``steps`` steps: cross-entropy with the answer's tokens, summed."""
     from specctl.models.draft_heads.training import text_loss
 
     weight = STEP_DECAY**step.index / sum(STEP_DECAY**index for index in range(steps))

@@ -1,4 +1,4 @@
-"""The tensors of MTP heads in files: in a target's own shards, or alone in the layout of speculators."""
+"""The tensors of MTP heads in files: within a target's shards, or alone in speculators' layout."""
 
 import re
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 _DEEPSEEK = re.compile(r"(?:model\.|language_model\.)*layers\.(?P<layer>\d+)\.(?P<rest>.+)")
 _OTHERS = re.compile(r"(?:(?:model\.)?mtp\.(?:layers\.(?P<layer>\d+)\.)?|mtp_layers\.(?P<number>\d+)\.)(?P<rest>.+)")
-"""The layouts of Qwen, which has the modules outside the decoder layers only once, and of speculators."""
+"""The layouts of Qwen, with a single set of modules outside the decoder layers, and of speculators."""
 _PARTS = {
     "eh_proj": "eh_proj",
     "enorm": "enorm",
@@ -30,15 +30,14 @@ _PARTS = {
     "hidden_layernorm": "hnorm",
     "final_layernorm": "norm",
 }
-"""Modules outside the decoder layer, by their names in DeepSeek's, Qwen's and speculators' layout, and in `MtpHead`."""
+"""Modules outside the decoder layer: their names in the layouts of DeepSeek, Qwen and speculators, and in `MtpHead`."""
 
 
 @dataclass(frozen=True, slots=True)
 class MtpTensors:
     """The tensors of MTP layers among others."""
 
-    # by the name in the file, the number of the MTP layer from 0 on, and the name within `MtpHead`. Each expert still
-    # has its own tensor.
+    # by name in the file: the index of the MTP layer, and the name within `MtpHead`. Experts are not fused yet.
     places: dict[str, tuple[int, str]]
 
     @property
@@ -48,12 +47,12 @@ class MtpTensors:
 
     @property
     def first(self) -> dict[str, str]:
-        """The tensors of the first layer: from the name in the file to that within `MtpHead`."""
+        """The first layer's tensors: names in the file mapped to names within `MtpHead`."""
         return {name: own for name, (layer, own) in self.places.items() if layer == 0}
 
 
 def mtp_tensors(names: Iterable[str], depth: int) -> MtpTensors:
-    """The tensors of MTP layers, of a target with ``depth`` decoder layers, among these names."""
+    """The MTP layers' tensors among these names, for a target with ``depth`` decoder layers."""
     places = {}
     for name in names:
         if found := _OTHERS.fullmatch(name):
@@ -68,7 +67,7 @@ def mtp_tensors(names: Iterable[str], depth: int) -> MtpTensors:
 
 
 def mtp_in(checkpoint: Checkpoint) -> MtpTensors:
-    """The MTP layers in a target's own files; of a target in the hub, no weights are downloaded.
+    """The MTP layers in a target's own files; weights on the hub are not downloaded.
 
     Raises:
         ModelError: it has none, or its files are missing or damaged.
@@ -77,10 +76,10 @@ def mtp_in(checkpoint: Checkpoint) -> MtpTensors:
     text = settings.get("text_config")
     depth = (text if isinstance(text, dict) else settings).get("num_hidden_layers")
     names = checkpoint.tensor_files()
-    # Without a depth, no number of a layer is beyond it.
+    # Without a depth no layer index exceeds it.
     found = mtp_tensors(names, depth if isinstance(depth, int) else 1 << 31)
     if not found.first:
-        other = next((f" (it has {name}, of a layout that is not known)" for name in names if "mtp" in name), "")
+        other = next((f" (it has {name}, of an unknown layout)" for name in names if "mtp" in name), "")
         raise ModelError(
             f"{checkpoint} has no MTP layers in its files{other}.",
             "Draft with a small model or another kind of head. Some conversions leave MTP layers out: look for a "
@@ -90,7 +89,7 @@ def mtp_in(checkpoint: Checkpoint) -> MtpTensors:
 
 
 def read_mtp(checkpoint: Checkpoint) -> "dict[str, torch.Tensor]":
-    """The tensors of the first MTP layer in a target's own files, by their names there; nothing else is read.
+    """Read the first MTP layer's tensors from a target's own files, by their names there, and nothing else.
 
     Raises:
         ModelError: as for `mtp_in`.

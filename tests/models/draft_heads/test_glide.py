@@ -127,12 +127,12 @@ def test_asking_for_keys_leaves_the_verifiers_watched_states_alone() -> None:
 REFUSED: dict[str, tuple[Callable[[], PreTrainedModel], str]] = {
     "gpt2": (
         lambda: GPT2LMHeadModel(GPT2Config(vocab_size=64, n_embd=32, n_layer=4, n_head=4)),
-        "gpt2 model: its layers do not all turn keys by the same rotary embedding",
+        "gpt2 model: its layers do not share one rotary embedding",
     ),
-    "cohere": (lambda: CohereForCausalLM(CohereConfig(**HEADS)), "cohere model: its layer 3 turns keys in another way"),
+    "cohere": (lambda: CohereForCausalLM(CohereConfig(**HEADS)), "cohere model: its layer 3 rotates keys differently"),
     "gemma3": (
         lambda: Gemma3ForCausalLM(Gemma3TextConfig(**HEADS, head_dim=8)),
-        "gemma3_text model: its layers do not all turn keys",
+        "gemma3_text model: its layers do not share",
     ),
     "deepseek": (
         lambda: DeepseekV3ForCausalLM(
