@@ -1,4 +1,4 @@
-"""Draft heads: a target's answers, a head that learns from them, how much of its drafts the target accepts."""
+"""Training of draft heads: a target's answers, a head that learns from them, and its acceptance."""
 
 import json
 import random
@@ -34,8 +34,8 @@ from specctl.training.model_card import Made, Report, card
 from specctl.training.subject import STATE, Source, Subject
 
 RESULTS, CARD, CONFIG = "evaluation.json", "README.md", "config.json"
-SHORTEST = 2  # Tokens of the shortest answer that is learnt from: one to draft after another
-DEPTH = 7  # Tokens of the longest round that is evaluated
+SHORTEST = 2  # Tokens of the shortest usable answer: one to draft after another
+DEPTH = 7  # Tokens of the longest evaluated round
 BLOCKS_AT_ONCE = 16
 
 
@@ -71,14 +71,14 @@ class AnswerFolder(Material[Answer]):
 
 
 def answered_greedily(number: int) -> bool:
-    """Whether a prompt is answered greedily: every second one, of those for evaluation too."""
+    """Whether a prompt is answered greedily: every second one, also among those for evaluation."""
     return (number + number // 10) % 2 == 0
 
 
 def frequent_tokens(answers: Sequence[Answer], vocabulary: int, size: int) -> torch.Tensor | None:
-    """The ids ``(size,)`` int64, rising, that the answers use most; None if that is the whole vocabulary.
+    """The most frequent ids of the answers, ``(size,)`` int64, ascending; None for the whole vocabulary.
 
-    Ids that no answer uses fill up the list, the lowest first.
+    Unused ids fill up the list, the lowest first.
     """
     if size >= vocabulary:
         return None
@@ -90,7 +90,7 @@ def frequent_tokens(answers: Sequence[Answer], vocabulary: int, size: int) -> to
 class DraftLearner(Learner):
     """A draft head that learns from a target's answers.
 
-    The target reads every answer again in every epoch, because its states would fill a disk.
+    The target reads every answer again in each epoch, because its states would fill a disk.
 
     Attributes:
         loss: of the last step, in nats for most kinds; None before the first.
@@ -108,7 +108,7 @@ class DraftLearner(Learner):
         self.loss: float | None = None
 
     def gradients(self, batch: Sequence[int], epoch: int, step: int) -> None:  # noqa: ARG002 - the step is enough
-        """Add up the gradients of a batch's mean loss by answer token."""
+        """Accumulate the gradients of a batch's mean loss per answer token."""
         generator = torch.Generator().manual_seed(random.Random(f"step/{self._seed}/{step}").getrandbits(63))
         kind, answers = HEAD_KINDS[self._recipe.kind].module, [self._answers[index] for index in batch]
         tokens, total = sum(len(answer.tokens) for answer in answers), 0.0
@@ -130,7 +130,7 @@ def _optimizers(head: nn.Module, kind: str) -> list[torch.optim.Optimizer]:
     others = [weight for _, weight in named if id(weight) not in inner]
     found: list[torch.optim.Optimizer] = [torch.optim.AdamW(others, betas=(0.9, 0.95), weight_decay=0.0)]
     if matrices:
-        # Scaled so that it takes the same learning rate as AdamW.
+        # Scaled to use the same learning rate as AdamW.
         found.append(torch.optim.Muon(matrices, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"))
     return found
 
@@ -139,17 +139,17 @@ def _optimizers(head: nn.Module, kind: str) -> list[torch.optim.Optimizer]:
 class Drafted:
     """The distributions of one drafted token of several rounds."""
 
-    start: int  # the answer's token that the first of these rounds drafts first; each next round begins a token later
-    index: int  # which token of the round, from 0
+    start: int  # the answer token that the first round drafts first; each next round begins one token later
+    index: int  # the token's index in its round, from 0
     logits: torch.Tensor  # ``(R, V)``; row i is for the answer's token ``start + i + index``, given the text before it
 
 
-Drafts = Callable[[Answer, Lesson], Iterator[Drafted]]  # The rounds of a draft from every place of an answer
+Drafts = Callable[[Answer, Lesson], Iterator[Drafted]]  # The rounds of a draft from every position of an answer
 
 
-@torch.no_grad()  # a block around yields would switch gradients off for the caller
+@torch.no_grad()  # a ``with`` block around ``yield`` would disable gradients for the caller
 def head_drafts(head: ChainHead | BlockHead, lesson: Lesson, depth: int) -> Iterator[Drafted]:
-    """The rounds of a draft head, of ``depth`` tokens or as many as it can draft."""
+    """The rounds of a draft head, of ``depth`` tokens or its maximum."""
     if isinstance(head, ChainHead):
         for step in drafted_steps(head, lesson, depth):
             yield Drafted(int(step.answer_rows[0]) - step.index, step.index, step.logits)
@@ -180,22 +180,24 @@ def drafts_of_model(model: PreTrainedModel, depth: int) -> Drafts:
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """How much of a draft's rounds the target accepts."""
+    """The target's acceptance of a draft's rounds."""
 
     draft: str  # its name
-    answers: str  # ``greedy``, or how they were sampled
+    answers: str  # ``greedy``, or the sampling settings
     rounds: int  # the number of rounds that were compared
     reached: tuple[float, ...]  # for each k from 1 the probability that the first k tokens are all accepted
 
     @property
     def by_position(self) -> tuple[float, ...]:
-        """For each k the probability that the k-th token is accepted if those before it are; 0 if they never are."""
+        """For each k, the acceptance probability of the k-th token given that all earlier ones are accepted; 0 if they
+        never are.
+        """
         before = (1.0, *self.reached)
         return tuple(now / then if then else 0.0 for then, now in zip(before, self.reached, strict=False))
 
     @property
     def lengths(self) -> tuple[float, ...]:
-        """For each K the mean number of tokens accepted of a round that drafts K."""
+        """For each K, the mean number of accepted tokens in a round that drafts K."""
         return tuple(sum(self.reached[:count]) for count in range(1, len(self.reached) + 1))
 
     @property
@@ -218,27 +220,27 @@ def acceptance_in_rounds(
     depth: int = DEPTH,
     after_answer: Callable[[], None] = lambda: None,
 ) -> list[Acceptance]:
-    """The acceptance of several drafts, in the same rounds: those that begin at each place of the answers.
+    """The acceptance of several drafts in the same rounds, which begin at each position of the answers.
 
-    For an answer x of the target, a round that drafts K tokens accepts the first k of them with probability
-    ``sum over x_1..x_k of prod_i min(p(x_i), q_i(x_i))``. This is the mean over answers of
-    ``prod_(i<k) min(1, q_i(x_i) / p(x_i)) * sum_v min(p(v), q_k(v))``, where p and q_i are the distributions of the
-    target and of the draft's i-th token, after temperature and filters, each given the answer before it. Where the
-    target is greedy, it is whether the draft's likeliest tokens are the answer's.
+    For an answer x of the target, a round that drafts K tokens accepts the first k of them with probability ``sum over
+    x_1..x_k of prod_i min(p(x_i), q_i(x_i))``. This is the mean over answers of ``prod_(i<k) min(1, q_i(x_i) / p(x_i))
+    * sum_v min(p(v), q_k(v))``, where p and q_i are the distributions of the target and of the draft's i-th token,
+    after temperature and filters, each given the answer before it. For a greedy target it is 1 if the draft's likeliest
+    tokens are the answer's, else 0.
 
     Args:
         teacher: the target, with the layers that the drafts read.
         drafts: what to compare, by name.
         answers: the target's, made with ``sampling``.
         sampling: of target and drafts.
-        depth: tokens of a round; rounds that the answer ends are left out.
+        depth: tokens of a round; rounds cut short by the answer's end are left out.
         after_answer: called after each answer.
     """
     totals = torch.zeros(len(drafts), depth, dtype=torch.float64)
     rounds = 0
     for answer in answers:
         lesson = teacher.lesson(answer.prompt, answer.tokens)
-        # A prompt of one token has no row before it that a chain head could draft from.
+        # After a prompt of one token, a chain head has no features to draft from.
         first = 1 if lesson.first == 1 else 0
         count = lesson.length - depth + 1
         if count > first:
@@ -254,7 +256,7 @@ def acceptance_in_rounds(
 def _reached(lesson: Lesson, drafted: Iterator[Drafted], sampling: Sampling, depth: int) -> torch.Tensor:
     """``(A, K)`` float64 on the CPU: the probability that the first k tokens of the round at each token are accepted.
 
-    It is 0 where there are none.
+    It is 0 where there is no such round.
     """
     target = sampling.probs(lesson.logits)  # (A, V)
     text = lesson.ids[lesson.first :]  # (A,)
@@ -273,7 +275,7 @@ def _reached(lesson: Lesson, drafted: Iterator[Drafted], sampling: Sampling, dep
 
 
 def result_tables(results: Sequence[Acceptance]) -> list[Table]:
-    """Acceptance by position, and the tokens accepted of a round."""
+    """Tables of acceptance by position, and of accepted tokens per round."""
     numbers = range(1, len(results[0].reached) + 1)
     rounds = {result.answers: result.rounds for result in results}
     counted = ", ".join(f"{count} rounds of {answers} answers" for answers, count in rounds.items())
@@ -318,8 +320,8 @@ def draft_card(
 class DraftHeads(Subject[Answer, Pair]):
     """Networks that draft from a target's hidden states.
 
-    They learn from its answers, every second one greedy, the others as sampled. The profile's draft model, if there is
-    one, helps to answer and is what a head is compared with; its policy does not change the answers' distribution.
+    They learn from its answers, every second one greedy, the others sampled. The profile's draft model, if any, speeds
+    up answering and is the baseline for a head; its policy does not change the answers' distribution.
     """
 
     command, folder = "train-draft", AnswerFolder
@@ -355,12 +357,10 @@ class DraftHeads(Subject[Answer, Pair]):
     def make(
         self, output: Path, source: Source[Answer, Pair], recipe: Recipe, schedule: Schedule, progress: Progress
     ) -> Report:
-        """Train a head, evaluate it on prompts that were not used in training, and write it to ``output`` with its
-        card.
-        """
+        """Train a head, evaluate it on held-out prompts, and write it to ``output`` with its model card."""
         target, material = source.models.models[0], source.material
         split, vocabulary = material.split(), target.config.get_text_config(decoder=True).vocab_size
-        # A block head's tokens are the target's: its output layer is.
+        # A block head uses the target's output layer, and so its whole vocabulary.
         size = recipe.draft_vocabulary if "draft_vocabulary" in HEAD_KINDS[recipe.kind].flags else vocabulary
         tokens = frequent_tokens(split.train, vocabulary, size)
         head = new_head(recipe, target, tokens, _mask_token(source.models), schedule.seed)
@@ -374,7 +374,7 @@ class DraftHeads(Subject[Answer, Pair]):
         write_whole(output / RESULTS, json.dumps(documents, indent=1) + "\n")
         write_whole(output / CARD, draft_card(results, recipe, schedule, material.facts, made))
         verifier = Verifier.of(material.facts["target"], target)
-        write_head(output, head.bfloat16(), verifier)  # its last file says that all is written
+        write_head(output, head.bfloat16(), verifier)  # its last file marks it as complete
         (output / STATE).unlink(missing_ok=True)
         progress.say(f"wrote {output}")
         return Report({"drafts": documents}, result_tables(results))
@@ -388,7 +388,7 @@ class DraftHeads(Subject[Answer, Pair]):
         answers: list[Answer],
         progress: Progress,
     ) -> list[Acceptance]:
-        """The head next to the profile's draft model, on greedy answers and on sampled ones."""
+        """Compare the head with the profile's draft model, on greedy and on sampled answers."""
         depth = min(DEPTH, head.longest or DEPTH)
         drafts = {HEAD_KINDS[recipe.kind].title: drafts_of_head(head, depth)}
         if self.profile.draft is not None and len(source.models.models) > 1:
@@ -400,17 +400,17 @@ class DraftHeads(Subject[Answer, Pair]):
                 some = [answer for answer in answers if answer.greedy == sampling.greedy]
                 results += acceptance_in_rounds(teacher, drafts, some, sampling, depth, advance)
         if not (found := [each for each in results if each.rounds]):
-            raise UsageError(f"no answer kept for evaluation has {depth} tokens", "let --max-new-tokens be larger")
+            raise UsageError(f"no answer kept for evaluation has {depth} tokens", "set a larger --max-new-tokens")
         return found
 
 
 def _mask_token(pair: Pair) -> int:
-    """A special token of the tokenizer, after which no draft begins."""
+    """A special token for masks; no draft begins after it."""
     tokenizer: Any = pair.tokenizer
     known = (tokenizer.mask_token_id, tokenizer.pad_token_id, *sorted(pair.eos))
     return next((int(token) for token in known if token is not None), 0)
 
 
 def replica(*, number: int, profile: Profile) -> ReplicaAnswer:  # noqa: ARG001 - all do the same
-    """A replica that collects answers."""
+    """The maker of a replica that collects answers."""
     return DraftHeads(profile).replica()

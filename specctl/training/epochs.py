@@ -1,4 +1,4 @@
-"""The loop over epochs that trains networks, and its state in one file, from which it continues bit for bit."""
+"""The training loop over epochs, and its state in one file, from which it resumes bit for bit."""
 
 import json
 import math
@@ -19,12 +19,12 @@ from torch.optim import Optimizer
 from specctl.errors import UsageError
 from specctl.outputs import naming, write_whole
 
-SAVE_SECONDS = 20.0  # Time between two states: training time that is lost at most when a run is killed
+SAVE_SECONDS = 20.0  # Time between two checkpoints: the most training time lost when a run is killed
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """The course of a training."""
+    """The schedule of a training."""
 
     epochs: int = 3  # passes over the items, each in a new order
     batch_size: int = 8  # items in a step
@@ -44,27 +44,28 @@ class Learner(ABC):
         warm_up: share of the steps in which the learning rate rises.
     """
 
-    networks: Sequence[nn.Module]  # what is trained
+    networks: Sequence[nn.Module]  # the networks to train
     optimizers: Sequence[Optimizer]  # of their weights
-    # what the training depends on, besides its schedule and the number of items, as values that JSON holds
+    # what the training depends on, besides schedule and number of items, as JSON values
     facts: dict[str, Any]
     warm_up = 0.0
-    clip: float | None = None  # the longest gradient of a network; None for any
+    clip: float | None = None  # the largest gradient norm of a network; None for no limit
 
     @abstractmethod
     def gradients(self, batch: Sequence[int], epoch: int, step: int) -> None:
-        """Add up the gradients of the items with these numbers; random draws depend on the arguments and a seed only.
+        """Accumulate the gradients of the items with these indices; random draws depend on the arguments and a seed
+        only.
 
         ``epoch`` and ``step`` are counted from 0.
         """
 
 
 class Training:
-    """Trains networks, and can continue where an earlier run ended.
+    """Trains networks, and can resume where an earlier run ended.
 
     Args:
         learner: its weights change.
-        schedule: the course.
+        schedule: epochs, batch size, learning rate and seed.
         items: the number of items to learn from, at least one.
         checkpoint: file with the state of the training. If it exists, the training continues from this state, with the
             same result as without an interruption.
@@ -164,7 +165,7 @@ def _below(tensors: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Ten
 
 
 def batches(items: int, schedule: Schedule, epoch: int) -> list[list[int]]:
-    """The items' numbers of each step of an epoch, in an order that depends on the seed and the epoch only."""
+    """The indices of items for each step of an epoch, in an order that depends on seed and epoch only."""
     order = list(range(items))
     random.Random(f"order/{schedule.seed}/{epoch}").shuffle(order)
     return [order[first : first + schedule.batch_size] for first in range(0, items, schedule.batch_size)]

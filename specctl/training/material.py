@@ -1,4 +1,4 @@
-"""A folder of training data in safetensors shards, with an index of the complete ones."""
+"""A folder of training data in safetensors shards, with an index of the complete shards."""
 
 import json
 from abc import ABC, abstractmethod
@@ -16,11 +16,11 @@ from specctl.outputs import naming, write_whole
 
 SCHEMA_VERSION = 1
 INDEX = "index.json"
-DEV_EVERY = 10  # One of this many prompts is used for development, the others for training
+DEV_EVERY = 10  # One in this number of prompts is for development, the others for training
 
 
 class Numbered(Protocol):
-    """What was made of a prompt."""
+    """Training data made from a prompt."""
 
     @property
     def number(self) -> int:
@@ -32,22 +32,22 @@ Item = TypeVar("Item", bound=Numbered)
 
 @dataclass(frozen=True, slots=True)
 class Split(Generic[Item]):
-    """What to train with and, from other prompts, what to evaluate with."""
+    """Items for training and, from other prompts, for evaluation."""
 
     train: list[Item]
     dev: list[Item]
 
 
 class Material(ABC, Generic[Item]):
-    """What was made of prompts, a shard for every few of them.
+    """Training data from prompts, in shards of a few prompts each.
 
     Args:
         path: the folder.
         index: contents of its index.json.
     """
 
-    command: str  # that writes such folders, for messages
-    contents: str  # what they hold, for messages
+    command: str  # the command that writes such folders, for messages
+    contents: str  # their contents, for messages
 
     def __init__(self, path: Path, index: dict[str, Any]) -> None:
         self.path = path
@@ -55,7 +55,7 @@ class Material(ABC, Generic[Item]):
 
     @classmethod
     def create(cls, path: Path, facts: dict[str, Any], prompts: int) -> Self:
-        """A new, empty folder for the answers to a number of prompts; ``facts`` are what the data depend on."""
+        """Create an empty folder for the answers to a number of prompts; ``facts`` determine the data."""
         folder = cls(path, {"schema_version": SCHEMA_VERSION, "facts": facts, "prompts": prompts, "shards": []})
         with naming(path):
             path.mkdir(parents=True, exist_ok=True)
@@ -64,7 +64,7 @@ class Material(ABC, Generic[Item]):
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """An existing folder.
+        """Open an existing folder.
 
         Raises:
             UsageError: the folder has no index of this version.
@@ -104,7 +104,7 @@ class Material(ABC, Generic[Item]):
         return float(sum(shard["seconds"] for shard in self._index["shards"]))
 
     def require_same(self, facts: Mapping[str, Any]) -> None:
-        """Raise a UsageError if data that depend on these facts would be mixed with others in the folder."""
+        """Raise a UsageError if the folder's data depend on other facts than these."""
         for name, value in facts.items():
             if self.facts.get(name) != value:
                 raise UsageError(
@@ -115,21 +115,21 @@ class Material(ABC, Generic[Item]):
     @classmethod
     @abstractmethod
     def pack(cls, items: Sequence[Item]) -> dict[str, torch.Tensor]:
-        """Items as tensors for a file."""
+        """Pack items into tensors for a file."""
 
     @classmethod
     def content(cls, items: Sequence[Item]) -> bytes:
-        """Items as the content of a shard's file."""
+        """Pack items into the content of a shard's file."""
         return save(cls.pack(items))
 
     @abstractmethod
     def unpack(self, tensors: dict[str, torch.Tensor]) -> Iterator[Item]:
-        """The items again."""
+        """Unpack the items of a shard."""
 
     def add(self, content: bytes, prompts: int, left_out: dict[str, str], seconds: float) -> None:
         """Write the `content` of the next ``prompts`` prompts as a shard, then add the shard to the index.
 
-        Prompts that were left out count; ``left_out`` has the reasons by id. ``seconds`` is the time of collecting.
+        Skipped prompts count too; ``left_out`` has the reasons by id. ``seconds`` is the collection time.
         """
         shards = self._index["shards"]
         name = f"shard-{len(shards):05}.safetensors"
@@ -138,7 +138,7 @@ class Material(ABC, Generic[Item]):
         self._write_index()
 
     def split(self) -> Split[Item]:
-        """Every item. Every tenth prompt is for development, or the last one if there are fewer than ten.
+        """Load every item. Every tenth prompt is for development, or the last one if there are fewer than ten.
 
         Raises:
             UsageError: prompts are still unanswered, a shard is damaged, or there are too few answers.
@@ -171,12 +171,12 @@ class Material(ABC, Generic[Item]):
 
 
 def joined(parts: Sequence[torch.Tensor], kind: torch.dtype) -> torch.Tensor:
-    """The parts as one tensor, which may be empty."""
+    """Concatenate the parts into one tensor, which may be empty."""
     return torch.cat([part.to(kind) for part in parts]) if parts else torch.zeros(0, dtype=kind)
 
 
 def parts_of(tensors: dict[str, torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Prompts and answers out of their joined ``tokens``, by ``prompt_lengths`` and ``answer_lengths``."""
+    """Split joined ``tokens`` into prompts and answers, by ``prompt_lengths`` and ``answer_lengths``."""
     prompts, answers = tensors["prompt_lengths"].tolist(), tensors["answer_lengths"].tolist()
     lengths = [length for pair in zip(prompts, answers, strict=True) for length in pair]
     tokens = torch.split(tensors["tokens"], lengths)

@@ -1,4 +1,4 @@
-"""What a training reports of what it made: a report for the terminal, and a model card."""
+"""The reports of a training: tables for the terminal, and a model card."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from specctl.versions import versions
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What is shown at the end: values that JSON can hold, and the same as tables."""
+    """The final report: JSON values, and the same values as tables."""
 
     document: dict[str, Any]
     tables: Sequence[Table]
@@ -18,7 +18,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """How something was made: wall time in seconds by stage, over all runs, and versions of specctl and torch."""
+    """The facts of a training: wall time in seconds by stage, over all runs, and versions of specctl and torch."""
 
     seconds: dict[str, float]
     versions: dict[str, str]
@@ -44,8 +44,8 @@ def card(
 
     Args:
         title: of the page.
-        about: what it is and how it is used.
-        facts: of the material: what ``prompts`` were answered, and by which ``sampling``.
+        about: what the model is and how to use it.
+        facts: of the material: the answered ``prompts`` and the ``sampling`` settings.
         answered: how the answers were sampled.
         points: further sentences.
         settings: of the training.

@@ -1,4 +1,4 @@
-"""How well predictors foresee acceptance on unseen examples, compared with single signals."""
+"""Evaluation of acceptance predictors on held-out examples, against single signals."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -35,12 +35,12 @@ class Score:
 class Evaluation:
     """A predictor compared with logistic curves of single signals, on the same tokens."""
 
-    recipe: PredictorRecipe  # how the predictor was trained
+    recipe: PredictorRecipe  # the predictor's recipe
     # tokens, prompts: number of tokens and prompts in the evaluation
     tokens: int
     prompts: int
     accepted: float  # mean acceptance probability P
-    predictor: Score  # its score
+    predictor: Score  # the predictor's score
     # the score of the logistic curve of each signal. For ``loss`` the curve is fitted with the predictor's rejection
     # weight, for the other scores with weight 1.
     signals: dict[str, Score]
@@ -86,13 +86,13 @@ def evaluate(
     """Evaluate all predictors on the development examples with one pass over them.
 
     As in training, a draft model reads a mix of the target's tokens X and the draft tokens Y, and a draft head's states
-    are those of its rounds. Predictors are compared with the signals of the step in which the draft sampled Y; in this
-    step a draft model had read X only.
+    come from its rounds. The signals compared with predictors are those of the step that sampled Y, in which a draft
+    model had read X only.
 
     Args:
-        draft: gives what the predictors were trained on.
+        draft: the source of the predictors' inputs.
         predictors: in the order of the recipes.
-        recipes: how they were trained.
+        recipes: of their training.
         split: predictors and curves are evaluated on its development examples; curves are fitted to the training ones.
         seed: of the mix.
         after_batch: called after each batch of 32 examples.

@@ -12,14 +12,14 @@ from specctl.models.passes.weights import device_of
 from specctl.policies import DISTRIBUTION_SIGNALS
 from specctl.training.material import Material, joined, parts_of
 
-MIX = 0.15  # SpecDec++'s share of the target's tokens in what a draft model reads
+MIX = 0.15  # SpecDec++'s share of target tokens in a draft model's input
 TOKENS_AT_ONCE = 8192
 _PER_TOKEN = ("proposals", "acceptance", *DISTRIBUTION_SIGNALS)
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One answer of the target, and the N draft tokens along it: of a draft model one at each position, N = T."""
+    """One answer of the target, and the N draft tokens along it. A draft model has one at each position, N = T."""
 
     number: int  # index of the prompt in its suite, from 0; the turns of a conversation share it
     prompt: torch.Tensor  # ``(P,)`` int32, the ids before the answer
@@ -68,7 +68,7 @@ class ExampleFolder(Material[Example]):
     def unpack(self, tensors: dict[str, torch.Tensor]) -> Iterator[Example]:
         answers = tensors["answer_lengths"].tolist()
         drafted = tensors["draft_lengths"].tolist() if "draft_lengths" in tensors else answers
-        # Of a draft head's states, which may be larger than memory, only those in use are read from the file.
+        # A draft head's states may be larger than memory, so only those in use are read from the file.
         columns: list[Sequence[torch.Tensor | None]] = [
             torch.split(tensors[field], drafted) if field in tensors else [None] * len(answers)
             for field in (*_PER_TOKEN, "hidden", "top_probs", "index")
@@ -82,7 +82,7 @@ class Mixed:
     """The mix Z of an example's target tokens X and draft tokens Y."""
 
     tokens: torch.Tensor  # ``(P + T,)`` the prompt and Z
-    drafted: torch.Tensor  # ``(T,)`` bool, positions at which Z has a draft token; only these are used in training
+    drafted: torch.Tensor  # ``(T,)`` bool, positions of draft tokens in Z; only these are used in training
 
 
 def mix(examples: Sequence[Example], share: float, seed: str) -> list[Mixed]:
@@ -113,18 +113,18 @@ def acceptance(examples: Sequence[Example], mixed: Sequence[Mixed]) -> torch.Ten
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What predictors read at the draft tokens of examples, stored with them: every draft token is in use."""
+    """Predictors' inputs that are stored with the examples; every draft token is used."""
 
-    device: torch.device  # where predictors are trained
+    device: torch.device  # the device for training predictors
     stored: Callable[[Sequence[Example]], torch.Tensor]  # `stored_states`, or for DISCO `features_of`
-    mixed: float = 0.0  # r, the share of the target's tokens in what the draft reads
+    mixed: float = 0.0  # r, the share of target tokens in the draft's input
 
     def mix(self, examples: Sequence[Example], seed: str) -> list[Mixed]:  # noqa: ARG002 - no mix
-        """What is read in one pass over the examples; the same seed gives the same."""
+        """The mix for one pass over the examples; the same seed gives the same mix."""
         return [Mixed(each.prompt[:0], torch.ones(len(each.proposals), dtype=torch.bool)) for each in examples]
 
     def of(self, examples: Sequence[Example], mixed: Sequence[Mixed]) -> torch.Tensor:  # noqa: ARG002 - all in use
-        """Float32 ``(N, H)`` on `device`, at the draft tokens in use of all examples, in order."""
+        """The inputs, float32 ``(N, H)`` on `device`, at the used draft tokens of all examples, in order."""
         return self.stored(examples).to(self.device).float()
 
 
@@ -137,7 +137,9 @@ def stored_states(examples: Sequence[Example]) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class ModelStates:
-    """As `Stored`, of a draft model that reads a mix of the target's tokens and its own; by default SpecDec++'s."""
+    """Like `Stored`, but computed by a draft model that reads a mix of the target's tokens and its own, by default
+    SpecDec++'s.
+    """
 
     model: PreTrainedModel
     mixed: float = MIX
@@ -165,7 +167,7 @@ def last_hidden_states(model: PreTrainedModel, sequences: Sequence[torch.Tensor]
     """The ``hidden`` states ``(T, H)`` of `Slot.extend`, of several sequences of ids ``(T,)`` at once and without
     logits.
 
-    They have the dtype of the model, which is in eval mode, and are on the device of its input embeddings.
+    The model must be in eval mode. The states have its dtype and are on the device of its input embeddings.
     """
     device = device_of(model)
     states: list[torch.Tensor] = [torch.empty(0)] * len(sequences)

@@ -1,4 +1,4 @@
-"""Predictors of acceptance that learn, several at once on one frozen draft."""
+"""Training of acceptance predictors, several at once on one frozen draft."""
 
 import random
 from collections.abc import Sequence
@@ -17,9 +17,9 @@ WIDTH = 16  # Hidden units: the paper asks for two layers and names no width
 
 
 class DiscoNetwork(nn.Module):
-    """The two layers of a `DiscoPredictor`, which read features of mean 0 and variance 1.
+    """The two layers of a `DiscoPredictor`, over features normalised to mean 0 and variance 1.
 
-    The mean and the spread are taken of ``features`` ``(N, 12)`` of the training examples.
+    Mean and variance are those of the training examples' ``features`` ``(N, 12)``.
     """
 
     mean: torch.Tensor  # (12,)
@@ -34,12 +34,12 @@ class DiscoNetwork(nn.Module):
         self.output = nn.Linear(WIDTH, 1)
 
     def forward(self, features: torch.Tensor, signals: torch.Tensor | None = None) -> torch.Tensor:  # noqa: ARG002
-        """Logits of the acceptance probability, ``(N,)``, of features ``(N, 12)``, which hold the signals."""
+        """Logits of the acceptance probability, ``(N,)``, from features ``(N, 12)``, which include the signals."""
         logits: torch.Tensor = self.output(relu(self.hidden((features - self.mean) / self.spread))).squeeze(-1)
         return logits
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """The weights of a `DiscoPredictor`, which reads the features as they are."""
+        """The weights of an equivalent `DiscoPredictor` over raw features."""
         weight = self.hidden.weight.detach() / self.spread  # (16, 12)
         return {
             "hidden.weight": weight,
@@ -50,7 +50,7 @@ class DiscoNetwork(nn.Module):
 
 
 def features_of(examples: Sequence[Example]) -> torch.Tensor:
-    """``(N, 12)`` float32: what a DISCO predictor reads of the draft tokens of all examples, in order."""
+    """``(N, 12)`` float32: a DISCO predictor's features of all examples' draft tokens, in order."""
     rows = []
     for example in examples:
         assert example.top_probs is not None, "an example of DISCO"
@@ -75,7 +75,7 @@ class PredictorRecipe:
 
     depth: int | None = 3  # D, the number of residual blocks; None for DISCO, which has none
     reject_weight: float = 6.0  # w_rej, the weight of a rejection in the loss; an acceptance has weight 1
-    signals: bool = False  # whether it also reads the draft's signals, which SpecDec++'s do not
+    signals: bool = False  # whether it also reads the draft's signals, unlike SpecDec++'s
 
     @property
     def name(self) -> str:
@@ -94,7 +94,7 @@ def weighted_loss(logits: torch.Tensor, accepted: torch.Tensor, reject_weight: f
 class PredictorLearner(Learner):
     """One predictor for each recipe; all use the same hidden states of the draft, which do not change.
 
-    The recipes are different, the examples at least one. ``seed`` is of the initial weights and of the mixing.
+    The recipes must differ; there must be an example. ``seed`` is for initial weights and mixing.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""The rounds in which a draft drafts along an answer, with what predictors read in them.
+"""The rounds of a draft along an answer, with the predictors' inputs.
 
-What a draft head drafts at a position depends on where the round began, and so do its hidden states. They come from
-passes over its verifier's states, so they are stored, not computed again.
+A draft head's tokens and hidden states at a position depend on where its round began. They are stored rather than
+recomputed, because recomputing would need the verifier's states.
 """
 
 from collections.abc import Sequence
@@ -18,8 +18,8 @@ from specctl.policies import DISTRIBUTION_SIGNALS
 from specctl.replay.recording.coupling import draw_draft_tokens
 from specctl.replay.recording.head_recording import ReadText, starts_of
 
-LONGEST = 20  # The most tokens that a round drafts, as the policies specdec++ and disco do by default
-SIGNALS_END = 1 + len(DISTRIBUTION_SIGNALS)  # Where the largest probabilities begin in a token's numbers
+LONGEST = 20  # The most tokens of a round, as for the policies specdec++ and disco by default
+SIGNALS_END = 1 + len(DISTRIBUTION_SIGNALS)  # Index of the largest probabilities among a token's numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,20 +67,20 @@ def read_rounds(
     *,
     distributions: bool = False,
 ) -> RoundTokens | None:
-    """Draft the rounds of an answer that end with a rejected token, or with as many tokens as the draft can draft.
+    """Draft the rounds of an answer; each ends with a rejected token or with the most tokens that the draft can draft.
 
-    Every round begins where the one before ended: after its rejected token, or after the target's token that follows
-    a draft accepted as a whole. So a position of the answer has one token at most, as in the data of a draft model,
-    and rounds begin where those of a live run do. Within a round the draft has read its own tokens only. They are the
-    target's up to the first rejected one; what follows a rejected token has no acceptance probability. The last token
-    of a round without a rejection is left out, because no policy would have read a state after it; where distributions
-    are read in place of states it stays.
+    Every round begins where the one before ended: after its rejected token, or after the target's token that follows a
+    draft accepted as a whole. So each position has at most one draft token, as for a draft model, and rounds begin as
+    in a live run. Within a round the draft has read its own tokens only. They are the target's up to the first rejected
+    one; what follows a rejected token has no acceptance probability. The last token of a round without a rejection is
+    left out, because no policy would have read a state after it; where distributions are read in place of states it
+    stays.
 
     See `specctl.replay.play.play` for the joint distribution of draft tokens and answer when sampling.
 
     Args:
         target: the verifier; its cache is filled from the start.
-        draft: what drafts from its states.
+        draft: drafts from the target's states.
         prompt: at least one id.
         answer: T ids, at least one.
         sampling: as the answer was generated.
@@ -99,7 +99,7 @@ def read_rounds(
         reached = 0
 
         def sample(rounds: Sequence[_Round], logits: torch.Tensor) -> None:
-            """The next token of B rounds without a rejected token, from the draft's logits ``(B, V)``."""
+            """Sample the next token of B rounds without a rejection yet, from the draft's logits ``(B, V)``."""
             positions = [one.position for one in rounds]
             written = torch.tensor([answer[position] for position in positions], device=logits.device)
             above = None if sampling.greedy else verifier.probs(positions)  # (B, V)
@@ -117,7 +117,7 @@ def read_rounds(
             if starts.stop <= reached:
                 continue
             verifier.forget(first)
-            # A draft head that runs many rounds in one pass runs all; those that do not follow on are dropped.
+            # A draft head with batched rounds runs them from every position; rounds that do not follow on are dropped.
             going = rounds = [_Round(start) for start in starts]
             forward = running.first(starts)
             while True:
@@ -156,7 +156,7 @@ def _judged(
     sampling: Sampling,
     generator: torch.Generator,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """`draw_draft_tokens` of logits ``(B, V)``, or of their likeliest tokens without the verifier's distributions."""
+    """`draw_draft_tokens` from logits ``(B, V)``, or their likeliest tokens without the verifier's distributions."""
     if above is None:
         tokens = logits.argmax(-1)
         return tokens, tokens == written, (tokens == written).float()
@@ -172,10 +172,10 @@ def read_model_rounds(
     sampling: Sampling,
     generator: torch.Generator,
 ) -> RoundTokens:
-    """The rounds of `read_rounds` with distributions, of a draft model, in one pass of each model.
+    """The rounds of `read_rounds` for a draft model, with distributions, from one pass of each model.
 
-    What a draft model drafts at a position is the same in every round, so the verdicts along the answer say where the
-    rounds begin.
+    A draft model drafts the same token at a position in every round, so the verdicts along the answer determine the
+    rounds' starts.
 
     Args:
         target: the verifier; both caches are filled from the start.

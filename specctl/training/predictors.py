@@ -60,7 +60,7 @@ def sweep_recipes(*, signals: bool = False) -> list[PredictorRecipe]:
 
 
 def predictor_tables(evaluation: Evaluation) -> list[Table]:
-    """Of one predictor: its scores and those of single signals, the verdict, and its reliability."""
+    """One predictor's tables: its scores and those of single signals, the verdict, and its reliability."""
     weight = evaluation.recipe.reject_weight
     depth = "" if evaluation.recipe.depth is None else f"depth {evaluation.recipe.depth}, "
     scores = [("the head", evaluation.predictor)]
@@ -209,8 +209,8 @@ class Predictors(Subject[Example, DraftStates]):
 
     Args:
         profile: the target and the draft, whose policy does not change the answers' distribution.
-        kind: what they read.
-        mix: share of the target's tokens in what a draft model reads in training; None for SpecDec++'s.
+        kind: of the predictors.
+        mix: share of target tokens in a draft model's input in training; None for SpecDec++'s.
     """
 
     command, folder = "train-head", ExampleFolder
@@ -245,7 +245,7 @@ class Predictors(Subject[Example, DraftStates]):
         return head
 
     def _draft_hash(self, head: DraftHeadCheckpoint | None) -> str:
-        """SHA-256 of the weights of the draft or draft head, downloaded if need be, and of its adapter."""
+        """SHA-256 of the draft's weights, downloaded if needed, and of its adapter."""
         if head is not None:
             head.fetch_weights()
             return weights_hash(head.checkpoint)
@@ -280,7 +280,7 @@ class Predictors(Subject[Example, DraftStates]):
             )
 
     def models(self, pair: Pair | None, progress: Progress) -> DraftStates:
-        """Of a draft model its states; a draft head's, and what DISCO reads, are among the examples."""
+        """The source of hidden states for a draft model; inputs for draft heads and DISCO are in the examples."""
         if self._kind == "disco":
             return Stored(torch.device("cpu"), features_of)
         if self._draft_head() is not None:
@@ -302,7 +302,7 @@ class Predictors(Subject[Example, DraftStates]):
         schedule: Schedule,
         progress: Progress,
     ) -> Report:
-        """Train a predictor for each recipe, evaluate it on prompts not used in training, write it with its card.
+        """Train a predictor for each recipe, evaluate it on held-out prompts, and write it with its model card.
 
         A single predictor is written to ``output``; several get one subfolder each, named by their recipes.
         """
@@ -328,7 +328,7 @@ class Predictors(Subject[Example, DraftStates]):
             }
             write_reliability(evaluation, folder)
             card = predictor_card(evaluation, config, made)
-            if isinstance(network, DiscoNetwork):  # the last file says that all is written
+            if isinstance(network, DiscoNetwork):  # the last file marks the folder as complete
                 save_weights(folder, network.weights(), {KIND: "disco", **config}, card)
             else:
                 save_predictor(folder, network, config, card)
@@ -342,10 +342,10 @@ class Predictors(Subject[Example, DraftStates]):
 
 
 def _example(pair: Pair, number: int, completion: Completion, sampling: Sampling, kind: Kind) -> Example | None:
-    """The draft tokens along an answer; None where the draft's context has no room after the prompt, or none is left.
+    """The draft tokens along an answer; None if the prompt fills the draft's context, or no token is left.
 
-    A draft model drafts one token at every position, a draft head the rounds of `read_rounds`. DISCO's predictors read
-    the number of a token in its round, so for them a draft model drafts such rounds too.
+    A draft model drafts one token at every position, a draft head the rounds of `read_rounds`. DISCO reads a token's
+    index in its round, so for DISCO a draft model drafts such rounds too.
     """
     target, draft, disco = pair.target, pair.drafts[0], kind == "disco"
     text = completion.prompt, completion.tokens[: draft.room(completion.prompt_tokens)]
@@ -369,5 +369,5 @@ def _example(pair: Pair, number: int, completion: Completion, sampling: Sampling
 
 
 def replica(*, number: int, profile: Profile, kind: Kind) -> Answer:  # noqa: ARG001 - all do the same
-    """A replica that collects examples for predictors of a kind."""
+    """The maker of a replica that collects examples for predictors of a kind."""
     return Predictors(profile, kind).replica()

@@ -1,4 +1,4 @@
-"""What a command trains: how its material is collected, here or in replicas, and the folder that it writes."""
+"""The subject of a training command: collection of its material, here or in replicas, and its output folder."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -29,12 +29,14 @@ from specctl.text_engine.row_count import Batch
 from specctl.training.epochs import Learner, Schedule, Training
 from specctl.training.material import INDEX, Item, Material
 
-PROMPTS_PER_SHARD = 16  # Prompts that are lost at most when a run is killed
+PROMPTS_PER_SHARD = 16  # Prompts per shard: the most work lost when a run is killed
 SHARDS_AHEAD = 2  # Shards for each replica that may wait in memory for an earlier one; they hold hidden states
 
 
 MakeShard = Callable[[Sequence[SuitePrompt], int, Advance], tuple[bytes, dict[str, str]]]
-"""Of prompts, the index of the first, and what is called after each: a shard's content, and why ids are left out."""
+"""Makes a shard's content, and the reasons for skipped ids, from prompts, the first one's index, and a callback after
+each prompt.
+"""
 
 
 def collect(
@@ -45,13 +47,12 @@ def collect(
 ) -> None:
     """Answer the prompts that a folder has no answers to.
 
-    What is stored of a prompt depends on its index and the seed only, not on where an earlier run ended or which
-    replica answered it.
+    The data of a prompt depend on its index and the seed only, not on interruptions or on the replica.
 
     Args:
         material: the folder.
         prompts: all prompts of the suite, including those that are already answered.
-        source: answers them here, or replicas that do as `Subject.replica` says.
+        source: answers them here, or an engine of replicas with the writer of `Subject.replica`.
         advance: called after each prompt.
 
     Raises:
@@ -69,7 +70,7 @@ def collect(
 def _made(
     source: MakeShard | TextEngine, shards: Sequence[tuple[int, list[SuitePrompt]]], advance: Advance
 ) -> Iterator[tuple[int, bytes, dict[str, str]]]:
-    """By shard the number of its prompts, its content, and why ids are left out."""
+    """For each shard, the number of its prompts, its content, and the reasons for skipped ids."""
     if callable(source):
         for first, prompts in shards:
             yield len(prompts), *source(prompts, first, advance)
@@ -86,14 +87,14 @@ def _made(
             advance(tokens)
 
 
-STATE = "training.safetensors"  # The state that an interrupted training goes on from; a whole run has none
+STATE = "training.safetensors"  # The checkpoint of an interrupted training; a complete run has none
 
 Models = TypeVar("Models")
 
 
 @dataclass(frozen=True, slots=True)
 class Source(Generic[Item, Models]):
-    """What is learnt from: complete material, and what training needs of the models."""
+    """The inputs of training: complete material, and the source of model states."""
 
     material: Material[Item]
     models: Models
@@ -107,14 +108,14 @@ class Subject(ABC, Generic[Item, Models]):
             predictor is replaced by ``constant``.
 
     Attributes:
-        profile: what is left of it.
+        profile: the changed profile.
     """
 
     command: str  # its name, for messages
-    folder: type[Material[Item]]  # of its material, in the folder that it writes
-    ends: Collection[str]  # files that it writes last: any of them says that all is written
-    others: Collection[str]  # further files by which its folder is known
-    maker: str  # of replicas that collect its material (`specctl.text_engine.job.Job`)
+    folder: type[Material[Item]]  # the material's subfolder in the output folder
+    ends: Collection[str]  # files written last: any of them marks the folder as complete
+    others: Collection[str]  # further files that identify its folder
+    maker: str  # the maker of replicas that collect its material (`specctl.text_engine.job.Job`)
 
     def __init__(self, profile: Profile) -> None:
         if (draft := profile.draft) is not None:
@@ -123,7 +124,7 @@ class Subject(ABC, Generic[Item, Models]):
         self.profile = profile.model_copy(update={"draft": draft})
 
     def facts(self, suite: Suite) -> dict[str, Any]:
-        """Everything that the material depends on; with equal facts it is equal."""
+        """Everything that determines the material."""
         profile = self.profile
         tables = {"target": profile.target} | ({} if profile.draft is None else {"draft": profile.draft})
         return {
@@ -131,33 +132,33 @@ class Subject(ABC, Generic[Item, Models]):
             "draft": None if profile.draft is None else profile.draft.model,
             "policy": None if profile.draft is None else profile.draft.policy.model_dump(mode="json"),
             "sampling": profile.sampling.model_dump(mode="json"),
-            # Wherever their file lies.
+            # Independent of their file's path.
             "prompts": {"name": Path(suite.name).name, "sha256": suite.sha256, "count": len(suite.prompts)},
             "prompt": profile.prompt.model_dump(mode="json"),
             **{f"{key}_quantize": table.quantize for key, table in tables.items() if table.quantize is not None},
         }
 
-    def sampling(self, number: int) -> SamplingTable:  # noqa: ARG002 - for some, all prompts are alike
+    def sampling(self, number: int) -> SamplingTable:  # noqa: ARG002 - some treat all prompts alike
         """The settings for the prompt of an index."""
         return self.profile.sampling
 
     @abstractmethod
     def items(self, pair: Pair, found: AnsweredPrompt) -> Iterable[Item]:
-        """What is stored of an answered prompt."""
+        """The items to store for an answered prompt."""
 
     def shards(
         self, pair: Pair, batch: Batch = 1, prompts: int = 0, warn: Callable[[str], None] = lambda _: None
     ) -> MakeShard:
-        """How prompts become material, ``batch`` of them at once. The draft's policy does not change the answers'
-        distribution.
+        """A source that turns prompts into shards, ``batch`` prompts at once. The draft's policy does not change the
+        answers' distribution.
 
-        ``prompts`` is the number of all prompts; ``warn`` receives why fewer can be answered at once.
+        ``prompts`` is the number of all prompts; ``warn`` receives the reason for a smaller batch.
         """
         prompt_format, draft = PromptFormat.of(pair.tokenizer, self.profile.prompt), self.profile.draft
         settings = [] if draft is None else [draft.policy.setting]
 
         def answerer(pair: Pair, number: int) -> Answerer:
-            # One for each prompt: a policy that kept its state would make an answer depend on where a run was resumed.
+            # A new one for each prompt: a policy with old state would make an answer depend on where a run was resumed.
             drafter = None if draft is None else build_drafter(pair, draft.policy.setting)
             return Answerer(Session(pair, drafter), prompt_format, self.sampling(number))
 
@@ -179,7 +180,9 @@ class Subject(ABC, Generic[Item, Models]):
         return shard
 
     def replica(self) -> Answer:
-        """What a replica does: the prompts of a shard become the content of its file, which it does not write."""
+        """A replica's writer: it turns a shard's prompts into the content of the shard's file, without writing the
+        file.
+        """
         shard = self.shards(self.load(SILENT))
 
         def answer(question: dict[str, Any]) -> dict[str, Any]:
@@ -195,16 +198,16 @@ class Subject(ABC, Generic[Item, Models]):
 
     @property
     def setup(self) -> dict[str, Any]:
-        """What the `maker` of replicas is given besides the profile."""
+        """The arguments of the replicas' `maker` besides the profile."""
         return {}
 
     @abstractmethod
     def check(self, material: Material[Item]) -> None:
-        """Raise UsageError if material of an earlier run is not for these models."""
+        """Raise UsageError if an earlier run's material is for other models."""
 
     @abstractmethod
     def models(self, pair: Pair | None, progress: Progress) -> Models:
-        """What training needs of the models, loaded unless a pair is given."""
+        """The source of model states for training, loaded unless a pair is given."""
 
     def load(self, progress: Progress) -> Pair:
         with progress.doing("loading") as say:
@@ -213,10 +216,10 @@ class Subject(ABC, Generic[Item, Models]):
             )
 
     def is_finished(self, output: Path) -> bool:
-        """Whether an earlier run into this folder is complete; what it no longer needs is then removed.
+        """Whether an earlier run into this folder is complete; if so, its leftovers are removed.
 
         Raises:
-            UsageError: the folder holds something, but nothing that the command alone writes.
+            UsageError: the folder is not empty and has no file that identifies it as the command's.
         """
         held = {path.name.removesuffix(".part") for path in output.iterdir()}
         if held and not held & {self.folder.contents, STATE, *self.others}:
@@ -227,12 +230,12 @@ class Subject(ABC, Generic[Item, Models]):
         return True
 
     def start_over(self, output: Path) -> None:
-        """Remove what an earlier run into this folder could go on from."""
+        """Remove an earlier run's material and checkpoint from this folder."""
         for name in (*self.ends, *self.others, STATE, f"{self.folder.contents}/{INDEX}"):
             (output / name).unlink(missing_ok=True)
 
     def open(self, path: Path, progress: Progress) -> Source[Item, Models]:
-        """The material that an earlier run collected.
+        """Open the material of an earlier run.
 
         Raises:
             UsageError: it cannot be read, or is not for these models.
@@ -252,7 +255,7 @@ class Subject(ABC, Generic[Item, Models]):
         batch: Batch = 1,
         replicas: Callable[[], AbstractContextManager[TextEngine]] | None = None,
     ) -> Source[Item, Models]:
-        """The material made of these prompts; what is missing is collected first.
+        """The material from these prompts; missing parts are collected first.
 
         Args:
             output: the folder to write; the material is in a folder inside it.
@@ -260,7 +263,7 @@ class Subject(ABC, Generic[Item, Models]):
             progress: receives the stages.
             resume: continue what an earlier run left in the folder, instead of starting over.
             batch: the number of prompts that are answered at once in this process.
-            replicas: starts replicas that collect, which end before anything is loaded here; None to collect here.
+            replicas: starts collecting replicas, which end before models are loaded here; None to collect here.
 
         Raises:
             UsageError: the folder holds material of other models, prompts or settings.
@@ -296,7 +299,7 @@ class Subject(ABC, Generic[Item, Models]):
     def train(
         self, output: Path, learner: Learner, schedule: Schedule, items: Sequence[Item], progress: Progress
     ) -> float:
-        """Train to the end, from where an earlier run ended; the seconds that all runs took."""
+        """Train to the end, resuming an earlier run; returns the seconds of all runs."""
         training = Training(learner, schedule, len(items), output / STATE)
         with progress.counting("steps", training.steps, training.step) as advance:
             training.run(advance)
