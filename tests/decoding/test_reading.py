@@ -15,7 +15,9 @@ from tests.support.toys import random_predictor, seeded
 HERE = torch.device("cpu")
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0), Sampling(0.7, top_k=9)], ids=["greedy", "1", "0.7"])
+@pytest.mark.parametrize(
+    "sampling", [Sampling(), Sampling(1.0), Sampling(2.0), Sampling(0.7, top_k=9)], ids=["greedy", "1", "2", "0.7"]
+)
 @pytest.mark.parametrize(
     "head",
     [None, random_predictor(32, reads_signals=False), random_predictor(32)],
@@ -45,3 +47,9 @@ def test_only_what_is_wanted_is_read() -> None:
     (numbers,), probs = HostLogits(logits[None].numpy()).sample(reader, [None])
     assert (reader.fields, probs) == (("token", "top_prob"), None)
     assert numbers == [1, pytest.approx(float(logits.softmax(-1)[1]))]
+
+
+def test_signals_of_a_pass_are_not_taken_where_the_largest_probabilities_are_read_too() -> None:
+    wanted = frozenset({"entropy", "top_prob"})
+    taken = [TokenSampler(Sampling(), wanted, tops=tops).takes_pass_signals for tops in (False, True)]
+    assert taken == [True, False]
