@@ -1,4 +1,4 @@
-"""Streaming JSONL: reads records line by line, and makes the lines of their results."""
+"""Streaming JSONL: reads records line by line, and builds the lines of results."""
 
 import json
 import re
@@ -21,7 +21,7 @@ from specctl.records import Completion, CompletionSummary, RoundSummary
 InputFormat = Literal["jsonl", "text"]
 ID_KEYS = ("id", "custom_id", "question_id", "task_id")
 PROMPT_KEYS = ("prompt", "messages", "turns")
-DUPLICATE = "duplicate_id"  # The error type of a record with the id of an earlier one
+DUPLICATE = "duplicate_id"  # The error type of a record with the same id as an earlier one
 RESULT_KEYS = frozenset(
     {"completion", "finish_reason", "metrics", "rounds", "completion_ids", "token_logprobs", "error"}
 )
@@ -31,7 +31,7 @@ AS_LINES = {
     "{": "make a line of each with: jq -c .",
 }
 """Hints for JSON that begins with this bracket."""
-MOST_AHEAD = 64 << 20  # The most bytes that are read ahead to find out whether a file is JSON over several lines
+MOST_AHEAD = 64 << 20  # The most bytes to read ahead to see whether a file is JSON over several lines
 _DECODER = json.JSONDecoder()
 _SPACE = re.compile(r"\s+")
 
@@ -43,32 +43,32 @@ class Record:
     line: int  # line number, from 1
     id: Any  # the record's id, or its line number if it has none
     data: dict[str, Any] = field(default_factory=dict)  # the parsed object; empty if the line could not be parsed
-    error: RecordError | None = None  # why the record cannot be used, if it cannot
+    error: RecordError | None = None  # why the record is unusable; None for a usable one
 
     @property
     def key(self) -> str:
-        """Unique key of the record in its input: its id, or its line if the id is not unique."""
+        """The record's unique key in its input: its id, or its line if the id is not unique."""
         duplicate = self.error is not None and self.error.kind == DUPLICATE
         return key_of(None if duplicate else self.id, self.line)
 
     @property
     def has_id(self) -> bool:
-        """Whether it has an id of its own."""
+        """Whether the record has its own id."""
         return any(self.data.get(key) is not None for key in ID_KEYS)
 
 
 def key_of(identity: Any, line: int | None) -> str:
-    """`Record.key` of an id, or of a line where the id is None."""
+    """`Record.key` for an id, or for a line if the id is None."""
     return json.dumps(["line", line] if identity is None else identity, sort_keys=True)
 
 
 def deciding(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The prompt and the settings of a record."""
+    """The record's prompt and settings."""
     return {key: data[key] for key in (*PROMPT_KEYS, *SETTING_KEYS) if key in data}
 
 
 def read_records(stream: IO[bytes], input_format: InputFormat = "jsonl") -> Iterator[Record]:
-    """One record for each line that is not blank; a bad line becomes a record with an error.
+    """Yields one record per non-blank line; an invalid line becomes a record with an error.
 
     JSON over several lines, such as an array, becomes one record with an error.
     """
@@ -105,7 +105,7 @@ def read_records(stream: IO[bytes], input_format: InputFormat = "jsonl") -> Iter
 
 
 def _unfinished(line: bytes) -> str:
-    """The opening bracket, if a first line may be the start of JSON over several lines; else empty."""
+    """The opening bracket, if the first line may start JSON over several lines; else empty."""
     start = line.decode("utf-8", "replace").strip().lstrip("\ufeff")
     if start == "{":
         return "{"
@@ -117,7 +117,7 @@ def _unfinished(line: bytes) -> str:
 
 
 def _is_json(raw: bytes) -> bool:
-    """Whether a text is one JSON value or more."""
+    """Whether a text is one or more JSON values."""
     try:
         text = raw.decode("utf-8").lstrip("\ufeff").strip()
         place = 0
@@ -156,7 +156,7 @@ def _parse(number: int, text: str) -> Record:
 
 
 def _finite(text: str) -> float:
-    """A finite number; raises ValueError for NaN and infinity, which are not valid JSON."""
+    """A finite number. Raises ValueError for NaN and infinity, which JSON does not allow."""
     number = float(text)
     if not isfinite(number):
         raise ValueError(f"{text} is not a valid number in JSON")
@@ -190,7 +190,7 @@ def error_line(record: Record, error: RecordError) -> dict[str, Any]:
 
 
 def _carried(record: Record) -> dict[str, Any]:
-    """The input's fields, without those that have the name of an output field."""
+    """The input's fields, without those that an output field would overwrite."""
     return {key: value for key, value in record.data.items() if key not in RESULT_KEYS}
 
 
@@ -201,7 +201,7 @@ def result_line(
     rounds: bool = False,
     token_ids: bool = False,
 ) -> dict[str, Any]:
-    """The output line of a record; for ``turns``, completions, rounds and ids are lists with one item for each turn."""
+    """The output line of a record. For ``turns``, completions, rounds and ids are lists with one item per turn."""
     metrics = Metrics.of(completions).as_record()
     listed = "turns" in record.data
 
@@ -229,6 +229,6 @@ def _rounds(completion: Completion | CompletionSummary) -> Any:
     return _round_writer().dump_python(rounds, mode="json", exclude_defaults=True)
 
 
-@cache  # made when first needed, since every start of the program imports this module
+@cache  # built on first use, since every start of the program imports this module
 def _round_writer() -> TypeAdapter[list[RoundSummary]]:
     return TypeAdapter(list[RoundSummary])

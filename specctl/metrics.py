@@ -1,4 +1,4 @@
-"""The figures by which policies are compared, summed over rounds and completions."""
+"""The figures that policies are compared by, summed over rounds and completions."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -7,14 +7,14 @@ from typing import Any
 
 from specctl.records import Completion, CompletionSummary, Round, RoundSummary
 
-UNKNOWN = "-"  # Stands for a value that does not exist, such as the acceptance rate where nothing is drafted
+UNKNOWN = "-"  # Shown for a missing value, such as the acceptance rate without drafts
 
 
 @dataclass(slots=True)
 class Level:
     """One draft, summed over rounds."""
 
-    # its own forward passes: one for each drafted token of the lowest draft, one for each inner round of any other
+    # its own forward passes: one per drafted token for the lowest draft, one per inner round for the others
     forwards: int = 0
     drafted: int = 0  # tokens it passed to its verifier
     accepted: int = 0  # drafted tokens that its verifier accepted
@@ -27,7 +27,7 @@ class Level:
 
     @property
     def utilisation(self) -> float:
-        """HSDDW's eta: forward passes for each drafted token; 1 for the lowest draft."""
+        """HSDDW's eta: forward passes per drafted token; 1 for the lowest draft."""
         return _ratio(self.forwards, self.drafted)
 
 
@@ -46,23 +46,22 @@ class Metrics:
     drafted: int = 0
     accepted: int = 0
     extras: int = 0  # tokens that verifiers added to their rounds
-    nodes: int = 0  # tokens of dynamic trees that were verified; 0 for chains
-    # copied, accepted_copies: how many of the drafted and of the accepted tokens a lookup copied that is in a chain
-    # with a model
+    nodes: int = 0  # verified tokens of dynamic trees; 0 for chains
+    # copied, accepted_copies: how many of the drafted and of the accepted tokens came from a chain's lookup
     copied: int = 0
     accepted_copies: int = 0
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
-    overlap_seconds: float = 0.0  # spent drafting during verification; ``draft_seconds`` is without it
+    overlap_seconds: float = 0.0  # drafting time during verification, not counted in ``draft_seconds``
     prefill_seconds: float = 0.0
     total_seconds: float = 0.0
-    # time to the first token (the end of the first round), of all finished sequences together
+    # summed time to the first token (the end of the first round) of all finished sequences
     ttft_seconds: float = 0.0
-    # time per output token after the first round, of all ``timed_outputs`` sequences that have one
+    # summed time per output token after the first round, over the ``timed_outputs`` sequences that have one
     tpot_seconds: float = 0.0
     timed_outputs: int = 0
     stops: Counter[str] = field(default_factory=Counter)
-    # the drafts of a hierarchy, the one that the target verifies first. A single draft is a level too.
+    # the drafts of a hierarchy, starting with the one that the target verifies. A single draft is a level too.
     levels: list[Level] = field(default_factory=list)
 
     @classmethod
@@ -143,7 +142,7 @@ class Metrics:
     def as_record(self) -> dict[str, Any]:
         """The ``metrics`` object of an output record; times in milliseconds.
 
-        A hierarchy has ``levels`` too, and where trees or copies were verified their numbers are there.
+        A hierarchy also has ``levels``, and runs with trees or copies have their counts.
         """
         record: dict[str, Any] = {
             "prompt_tokens": self.prompt_tokens,
@@ -188,7 +187,7 @@ class Metrics:
 
 
 def shown_rates(metrics: Metrics) -> list[tuple[str, str]]:
-    """How drafting went, as names and values to be shown: what does not exist is `UNKNOWN`."""
+    """Drafting rates as names and values for display; missing values are `UNKNOWN`."""
     rates = [
         ("acceptance rate", f"{metrics.acceptance_rate:.1%}" if metrics.drafted else UNKNOWN),
         ("mean acceptance length", f"{metrics.mean_acceptance_length:.2f}"),

@@ -1,4 +1,4 @@
-"""What happened while text was generated: rounds and completions. No torch here."""
+"""Records of generation: rounds and completions. No torch here."""
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -8,14 +8,16 @@ from typing import Self
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """What the target's softmax at temperature 1 gives an emitted token, of logits that follow the token rules.
+    """The target's log-probability of an emitted token, from the softmax at temperature 1 over the logits after token
+    rules.
 
-    Temperature and filters leave it as it is.
+    Temperature and filters do not affect it.
     """
 
-    id: int  # of the token
+    id: int  # the token's id
     logprob: float  # its log-probability in nats
-    top: tuple[tuple[int, float], ...] = ()  # the likeliest ids with theirs, falling; none of them that cannot follow
+    # The most probable ids with their log-probabilities, descending, without impossible tokens.
+    top: tuple[tuple[int, float], ...] = ()
 
 
 class StopReason(StrEnum):
@@ -28,7 +30,7 @@ class StopReason(StrEnum):
 
 
 class ExtraToken(StrEnum):
-    """Where the token that the verifier itself adds to a round comes from."""
+    """The origin of the token that the verifier itself adds to a round."""
 
     CORRECTION = "correction"
     """Drawn from the residual distribution after the first rejection."""
@@ -36,13 +38,14 @@ class ExtraToken(StrEnum):
     """Drawn from the verifier after a round whose drafts were all accepted (or that had none)."""
 
 
-# They are not changed; frozen ones take four times as long to make, and a round makes several.
+# Never modified, but not frozen either: a frozen dataclass takes four times as long to construct, and a round
+# constructs several.
 @dataclass(slots=True, unsafe_hash=True)
 class DraftStep:
     """One drafted token with the signals a stopping policy may read.
 
-    Signals are taken from the draft's softmax at temperature 1 over its raw logits, whatever the sampling settings;
-    a signal that no policy reads is None.
+    Signals always come from the draft's softmax at temperature 1 over its raw logits, independent of the sampling
+    settings. A signal that no policy reads is None.
     """
 
     index: int  # 1 for the first token of the round
@@ -52,7 +55,7 @@ class DraftStep:
     token_prob: float | None = None  # the drafted token's probability
     accept_prob: float | None = None  # a trained head's acceptance probability for the token fed *before* this one
     # a draft head's or a lookup's acceptance probability for the token drafted *after* this one, if all before it are
-    # accepted, known before it is drawn; 0 where none can follow
+    # accepted; known before that token is drawn; 0 where no token can follow
     next_accept_prob: float | None = None
     # a DISCO head's acceptance probability for this token, computed from its distribution and index
     own_accept_prob: float | None = None
@@ -66,7 +69,7 @@ class DraftStep:
 class RoundSummary:
     """The numbers of a round that files and metrics contain."""
 
-    # drafted, accepted: number of draft tokens, and of accepted ones; of a tree, see `Round.tree`
+    # drafted, accepted: numbers of draft tokens and of accepted ones; for trees see `Round.tree`
     drafted: int
     accepted: int
     stop: StopReason | None  # why drafting ended; None in a round without a draft
@@ -77,7 +80,8 @@ class RoundSummary:
     # in a hierarchy, the rounds in which the draft collected its block from the draft below it
     inner: "tuple[RoundSummary, ...]" = ()
     tree: tuple[int, ...] = ()  # see `Round`
-    overlap_ms: float | None = None  # wall time of drafting during the verification; None where the two take turns
+    # Wall time of drafting during the verification; None where drafting and verification alternate.
+    overlap_ms: float | None = None
     copied: int = 0  # see `Round`
 
     @property
@@ -96,7 +100,7 @@ class RoundSummary:
         return max(0, self.accepted - (self.drafted - self.copied))
 
     def rounded(self) -> Self:
-        """A copy with times rounded to microseconds, in inner rounds too."""
+        """A copy with times rounded to microseconds, also in inner rounds."""
         return replace(
             self,
             draft_ms=round(self.draft_ms, 3),
@@ -110,10 +114,10 @@ class RoundSummary:
 class Round:
     """One drafting phase and the verification that ended it."""
 
-    index: int  # 0 for the first round of the sequence; of an inner round, 0 for the first in its block
+    index: int  # 0 for the first round of the sequence; for an inner round, 0 for the first one in its block
     steps: tuple[DraftStep, ...]  # the drafted tokens in order
     accepted: int  # number of drafted tokens that verification accepted
-    extra: int | None  # id of the verifier's own token after those that stay; None after an accepted end of sequence
+    extra: int | None  # id of the verifier's own token after the accepted ones; None after an accepted end of sequence
     extra_kind: ExtraToken | None  # where ``extra`` comes from; None if ``extra`` is None
     stop: StopReason | None  # why drafting ended; None in a round that drafted nothing because there is no draft
     threshold: float | None = None  # the policy's threshold during the round, if it has one
@@ -125,24 +129,25 @@ class Round:
     # in a hierarchy, the rounds in which the draft, itself a verifier, collected this round's block from the model
     # below it; each took one forward pass of the draft. An inner round stops with ``budget`` where the block is full.
     inner: tuple["Round", ...] = ()
-    # of each accepted token and of the first rejected one, the probability that verification accepted it, given all
-    # draft tokens of the round and that those before it were accepted. Where tokens are verified one by one that is
-    # min(1, p/q), p and q the verifier's and the draft's probability of the token; in block verification later tokens
-    # count too. The verdict is a draw from it, so both teach the same on average. None in greedy decoding.
+    # for each accepted token and the first rejected one, the probability that verification accepted it, given all draft
+    # tokens of the round and that those before it were accepted. Where tokens are verified one by one this is min(1,
+    # p/q), with p and q the verifier's and the draft's probability of the token; in block verification it depends on
+    # later tokens too. The verdict is a draw from these probabilities, so learning from either is the same on average.
+    # None in greedy decoding.
     chances: tuple[float, ...] | None = None
-    # of a tree that was grown level by level, how many tokens of each level were verified; empty for a chain. The steps
-    # are its levels, each with the signals that the policy was asked about and the likeliest token. ``accepted`` is the
-    # length of the path that stays. A chance is that the path goes on, the sum of p over the tokens below its last one.
-    # ``path`` are the ids of the accepted tokens.
+    # for a tree, the number of verified tokens at each level; empty for a chain. ``steps`` are then the tree's levels,
+    # each with the signals that the policy read and the most probable token. ``accepted`` is the length of the accepted
+    # path. A chance is the probability that the path goes on: the sum of p over the children of its last token.
+    # ``path`` has the ids of the accepted tokens.
     tree: tuple[int, ...] = ()
     path: tuple[int, ...] = ()
-    # wall time of drafting during the verification, beyond which it took ``draft_seconds``; None where the two take
-    # turns. With an overlap the verifier adds a token only after a rejection.
+    # wall time of drafting during the verification, not counted in ``draft_seconds``; None where drafting and
+    # verification alternate. With an overlap the verifier adds a token only after a rejection.
     overlap_seconds: float | None = None
-    context: int = 0  # tokens of the sequence before the round, the prompt's included; 0 where it is not known
-    # how many of the drafted tokens, the last ones, the lookup of a chain copied from the text; 0 without a chain
+    context: int = 0  # number of tokens of the sequence before the round, prompt included; 0 where unknown
+    # how many of the last drafted tokens a chain's lookup copied from the text; 0 without a chain
     copied: int = 0
-    logprobs: tuple[TokenLogprobs, ...] | None = None  # of each of the ``emitted`` tokens; None where not asked for
+    logprobs: tuple[TokenLogprobs, ...] | None = None  # for each of the ``emitted`` tokens; None if not requested
 
     @property
     def drafted(self) -> int:
@@ -150,7 +155,7 @@ class Round:
 
     @property
     def nodes(self) -> int:
-        """Tokens that were verified: the draft's, or all of a tree."""
+        """The number of verified tokens: the draft's, or all of a tree."""
         return sum(self.tree) if self.tree else self.drafted
 
     @property
@@ -160,12 +165,12 @@ class Round:
 
     @property
     def fully_accepted(self) -> bool:
-        """Whether nothing was rejected; next to an accepted end of sequence a tree may be deeper."""
+        """Whether nothing was rejected; a tree may be deeper next to an accepted end of sequence."""
         return self.accepted == len(self.steps) or self.extra is None
 
     @property
     def rejected(self) -> DraftStep | None:
-        """The first token that verification did not keep; those after it were discarded with it."""
+        """The first rejected token; those after it were discarded with it."""
         return None if self.fully_accepted else self.steps[self.accepted]
 
     @property
@@ -191,7 +196,7 @@ class Round:
         )
 
 
-SHOWN = 200  # Characters of a text that a completion shows of itself
+SHOWN = 200  # Characters of a text in the representation of a completion
 
 
 class FinishReason(StrEnum):
@@ -208,41 +213,42 @@ class CompletionSummary:
 
     prompt_tokens: int  # length of the prompt
     tokens: tuple[int, ...]  # generated ids, an end-of-sequence token included
-    text: str  # the decoded tokens without special tokens, the token that ended the text, and a stop string
+    text: str  # the decoded tokens without special tokens, the token that ended the text, or a stop string
     finish_reason: FinishReason  # why it ended
-    prefill_ms: float  # time spent on the prompt by all models; of a pass that verifies too, the share of the prompt
+    # Time spent on the prompt by all models; where a pass also verifies, only the prompt's share of it.
+    prefill_ms: float
     first_token_ms: float  # from the start to the end of the first round
-    total_ms: float  # from the start to the last token; of a text that shares passes with others, its shares of them
-    # verifying forward passes; the first reads the prompt too, but with a draft head, trees or a recurrent target
+    total_ms: float  # from the start to the last token; where texts share passes, only this text's shares of them
+    # verifying forward passes; the first one also reads the prompt, except with a draft head, trees or a recurrent
+    # target
     target_forwards: int
     draft_forwards: int  # forward passes of the draft that the target verifies
-    rounds: tuple[RoundSummary, ...] = ()  # in order; empty for a peer, whose rounds are not visible
-    # when tokens arrived, from the start: the end of each round, whose tokens arrive together. Empty where that is not
-    # known, for example in older files.
+    rounds: tuple[RoundSummary, ...] = ()  # in order; empty for a peer engine without visible rounds
+    # arrival times of tokens, from the start: the end of each round, since a round's tokens arrive together. Empty
+    # where unknown, for example in older files.
     arrivals_ms: tuple[float, ...] = ()
-    logprobs: tuple[TokenLogprobs, ...] = ()  # of each token; empty where not asked for
+    logprobs: tuple[TokenLogprobs, ...] = ()  # for each token; empty if not requested
 
     @property
     def summary(self) -> "CompletionSummary":
-        """Itself: wherever a `Completion` has one, this may stand for it."""
+        """Itself, so that it can replace a `Completion`."""
         return self
 
     @property
     def end_ms(self) -> float:
-        """From the start to the last token, waiting for other texts included."""
+        """From the start to the last token, including the wait for other texts."""
         return max((self.total_ms, *self.arrivals_ms[-1:]))
 
     @property
     def tpot_ms(self) -> float | None:
-        """Time per output token after the first one; None where there is no such time: with fewer than two tokens, and
-        where all of them came in one round."""
+        """Time per output token after the first one. None with fewer than two tokens, or if all came in one round."""
         later = len(self.tokens) - 1
         at_once = len(self.rounds) == 1 or len(self.arrivals_ms) == 1
         return (self.end_ms - self.first_token_ms) / later if later > 0 and not at_once else None
 
     @property
     def gaps_ms(self) -> tuple[float, ...]:
-        """Times between one arrival of tokens and the next."""
+        """Times between consecutive arrivals of tokens."""
         return tuple(later - earlier for earlier, later in pairwise(self.arrivals_ms))
 
 
@@ -251,19 +257,20 @@ class Completion:
     """One finished generation."""
 
     prompt: tuple[int, ...]  # ids of the prompt
-    seed: int  # of all random draws
+    seed: int  # the seed of all random draws
     tokens: tuple[int, ...]  # generated ids, an end-of-sequence token included
-    text: str  # the decoded tokens without special tokens, the token that ended the text, and a stop string
+    text: str  # the decoded tokens without special tokens, the token that ended the text, or a stop string
     finish_reason: FinishReason  # why it ended
     rounds: tuple[Round, ...]  # every round in order
-    # wall time spent on the prompt by all models; of a pass that verifies too, the prompt's share
+    # wall time spent on the prompt by all models; where a pass also verifies, only the prompt's share of it
     prefill_seconds: float
-    # wall time from the prompt's ids to the last token; of a text that shares passes with others, its shares of them,
-    # so that the times of all add up to that of the run
+    # wall time from the prompt's ids to the last token; where texts share passes, only this text's shares of them, so
+    # that the times of all texts add up to the run's
     total_seconds: float
-    # wall time from the prompt's ids to the end of the first round, waiting for others included
+    # wall time from the prompt's ids to the end of the first round, including the wait for other texts
     first_token_seconds: float
-    arrivals: tuple[float, ...] = ()  # the same for the end of each round; of a peer, for each call of its streamer
+    # The same for the end of each round; for a peer engine, for each call of its streamer.
+    arrivals: tuple[float, ...] = ()
 
     def __repr__(self) -> str:
         text = self.text if len(self.text) <= SHOWN else f"{self.text[:SHOWN]}..."
@@ -279,7 +286,7 @@ class Completion:
 
     @property
     def logprobs(self) -> tuple[TokenLogprobs, ...]:
-        """Of each token; empty where not asked for."""
+        """For each token; empty if not requested."""
         found = [one for round_ in self.rounds for one in round_.logprobs or ()]
         return tuple(found[: len(self.tokens)])
 

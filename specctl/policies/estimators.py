@@ -32,13 +32,13 @@ class OnlineLogistic:
     update the variance of every weight grows by ``drift`` times its prior variance, at most to the prior variance, so
     that old observations count less.
 
-    It learns several times a round, where Python's own time counts: the sums are written out, which takes a quarter of
-    the time of loops. A feature that is not used is 0, and so is all that it adds.
+    It learns several times per round, so Python's own time matters. The sums are written out, which takes a quarter of
+    the time of loops. An unused feature is 0 and adds 0.
 
     Args:
-        means: of the weights' prior: of the constant and of each feature.
+        means: of the weights' prior: the constant first, then each feature.
         variances: variances of the prior, one for each weight.
-        drift: share of the prior variance that each observation adds to the variance of a weight.
+        drift: the share of its prior variance that each observation adds to a weight's variance.
 
     Raises:
         ValueError: there are more than three features.
@@ -50,7 +50,7 @@ class OnlineLogistic:
     weights: tuple[float, ...] = field(init=False)
     _limits: tuple[float, ...] = field(init=False, repr=False)
     _growth: tuple[float, ...] = field(init=False, repr=False)
-    _covariance: tuple[float, ...] = field(init=False, repr=False)  # its upper triangle, row by row
+    _covariance: tuple[float, ...] = field(init=False, repr=False)  # the upper triangle, row by row
 
     def __post_init__(self, means: Sequence[float], variances: Sequence[float], drift: float) -> None:
         unused = 1 + FEATURES - len(means)
@@ -62,7 +62,7 @@ class OnlineLogistic:
         self._covariance = (c, 0.0, 0.0, 0.0, x, 0.0, 0.0, y, 0.0, z)
 
     def predict(self, x: float = 0.0, y: float = 0.0, z: float = 0.0) -> float:
-        """The probability of 1."""
+        """The probability of outcome 1."""
         constant, of_x, of_y, of_z = self.weights
         score = constant + of_x * x + of_y * y + of_z * z
         return 1 / (1 + exp(-score)) if score > -LARGEST_SCORE else exp(score)
@@ -76,7 +76,7 @@ class OnlineLogistic:
         self._covariance = (c, cx, cy, cz, x, xy, xz, y, yz, z)
 
     def learn(self, outcome: float, x: float = 0.0, y: float = 0.0, z: float = 0.0) -> None:
-        """Update the weights by an outcome: 0 or 1, or the probability of 1 if it is known."""
+        """Update the weights by an outcome: 0, 1, or the probability of 1 if that is known."""
         if not self._limits[3]:
             self._learn_without_third(outcome, x, y)
             return
@@ -111,7 +111,7 @@ class OnlineLogistic:
         )
 
     def _learn_without_third(self, outcome: float, x: float, y: float) -> None:
-        """The same without the sums that a third feature adds to, in half the time."""
+        """`learn` without the third feature's terms, in half the time."""
         cc, cx, cy, _, xx, xy, _, yy, _, _ = self._covariance
         constant, of_x, of_y, _ = self.weights
         most_c, most_x, most_y, _ = self._limits
@@ -148,12 +148,12 @@ class OnlineLogistic:
         )
 
 
-RIDGE = 0.05  # Added to the variance of k, so that the slope is close to 0 while k hardly varies
+RIDGE = 0.05  # Added to the variance of k, so that the slope stays near 0 while k hardly varies
 RATE_SPEED = 0.005  # Weight of one observation in the acceptance rate over all tokens
 PLAUSIBLE, TOLERANCE, SCALE_RATE = 3.0, 0.1, 0.1
 """Errors are clipped to PLAUSIBLE typical errors plus a TOLERANCE times the expected value; SCALE_RATE is the weight of
 one observation in the typical error."""
-FAR_BELOW = 0.7  # Share of the expected value below which an observation makes a line that `restarts` do so
+FAR_BELOW = 0.7  # With `restarts`, an observation below this share of the expected value restarts a line
 ENOUGH, NEGLIGIBLE = 20, 0.01
 """Drafts after which it is asked whether the beginning of a draft pays, and the tokens that it must cost."""
 SURPLUS_MEMORY, LARGEST_SURPLUS = 0.98, 0.3
@@ -168,14 +168,14 @@ SLOWDOWN_RATE, LARGEST_SLOWDOWN = 0.3, 4.0
 
 @dataclass(slots=True)
 class RunningLine:
-    """Seconds as base + slope k, by least squares that forgets old observations and clips outliers."""
+    """Seconds as base + slope k, by least squares with forgetting and clipped outliers."""
 
-    memory: float  # factor on the weight of every old observation when a new one arrives
-    # observations of 0 seconds at k = 0 that are added to the real ones; with some, a line whose k hardly varies goes
-    # through the origin, without them it is flat
+    memory: float  # factor on the weight of all old observations for each new one
+    # number of added observations of 0 seconds at k = 0. With some, a line with hardly varying k passes through the
+    # origin; without them it is flat
     anchor: float = 0.0
-    # while the earlier observations weigh less than this, it is learned again from one that is far below: other
-    # programs may take time away and never give any, so that those before it took too long
+    # while the weight of earlier observations is below this, an observation far below the line restarts it: other
+    # programs can only add time, so the earlier observations were too long
     restarts: float = 0.0
     base: float = field(init=False, default=0.0)  # seconds at k = 0, at least 0
     slope: float = field(init=False, default=0.0)  # additional seconds when k grows by 1, at least 0
@@ -192,7 +192,7 @@ class RunningLine:
 
     @property
     def weight(self) -> float:
-        """How many observations it rests on, the older ones counted as parts."""
+        """The effective number of observations, with older ones counted in part."""
         return self._count
 
     @property
@@ -225,7 +225,7 @@ class RunningLine:
                 size = error if error > 0 else -error
                 if size > most:
                     seconds = expected + (most if error > 0 else -most)
-                # The scale learns from errors clipped less: the line follows a lasting change within a few rounds.
+                # Errors for the scale are clipped less, so that the line follows a lasting change within a few rounds.
                 self._scale += SCALE_RATE * ((size if size < 2 * most else 2 * most) - self._scale)
         memory = self.memory
         self._count = count = memory * count + 1
@@ -239,7 +239,7 @@ class RunningLine:
         slope = 0.0
         if together > 0:
             slope = together / (sum_kk / count - mean * mean + (0.0 if self.anchor else RIDGE))
-            if self.anchor and slope > sum_t / sum_k:  # a base below 0 would make a slope too steep
+            if self.anchor and slope > sum_t / sum_k:  # a negative base would make the slope too steep
                 slope = sum_t / sum_k
         base = (sum_t - slope * sum_k) / count
         self.base, self.slope = base if base > 0 else 0.0, slope
@@ -247,19 +247,18 @@ class RunningLine:
 
 @dataclass(slots=True)
 class WidthTimes:
-    """Seconds of a pass over k draft tokens: a `RunningLine`, and by how much single widths differ from it.
+    """Seconds of a pass over k draft tokens: a `RunningLine`, and the deviations of single widths from it.
 
     Matrix products of some widths, such as multiples of 4, can be faster than those of narrower ones.
     """
 
     line: RunningLine  # through all widths
-    # seconds that single widths take longer than the line says, as far as that is believed: as it was when the width
-    # was last seen
+    # seconds by which single widths exceed the line, shrunk by their evidence, at the time the width was last seen
     surplus: dict[int, float] = field(default_factory=dict)
     _seen: dict[int, tuple[float, float]] = field(default_factory=dict)
 
     def learn(self, k: float, seconds: float) -> None:
-        """Add an observation; between two widths it says something about the nearest, too."""
+        """Add an observation; one between two widths also informs the nearest width."""
         line = self.line
         line.learn(k, seconds)
         expected = line.base + line.slope * k
@@ -276,11 +275,11 @@ class WidthTimes:
             self.surplus[k] = total / (weight + SURPLUS_PRIOR + error * error)
 
     def at(self, k: int) -> float:
-        """Seconds for ``k``; an observation must have been added."""
+        """Seconds for ``k``, after at least one observation."""
         return self.line.base + self.line.slope * k + self.surplus.get(k, 0.0)
 
     def between(self, k: float) -> float:
-        """Seconds for ``k`` that lies between two widths."""
+        """Seconds for a ``k`` between two widths."""
         low = int(k)
         below, above = self.surplus.get(low, 0.0), self.surplus.get(low + 1, 0.0)
         return self.line.base + self.line.slope * k + below + (k - low) * (above - below)
@@ -288,17 +287,18 @@ class WidthTimes:
 
 @dataclass(slots=True)
 class Slowdown:
-    """How many times longer than expected two things take alike, as when other programs want the processor.
+    """The factor by which two times both exceed expectation, as when other programs use the processor.
 
-    Times divided by it are comparable from round to round, although the machine's speed changes between them.
+    Times divided by it are comparable across rounds although the machine's speed changes.
     """
 
     value: float = 1.0
 
     def learn(self, one: float, other: float) -> None:
-        """Add the two times of a round, each over the time that was expected of a machine as fast as usual.
+        """Add the two times of a round, each divided by the time expected at usual speed.
 
-        What both have in common is the median of them and 1: nothing if only one is slower, or one is faster.
+        The common factor is the median of the two and 1. It is 1 if only one is slower, or if they deviate in opposite
+        directions.
         """
         if one > other:
             one, other = other, one
@@ -312,7 +312,7 @@ class Slowdown:
 
 @dataclass(slots=True)
 class DraftSums:
-    """The rounds that drafted, in sums that fade: their draft tokens, the accepted ones, the accepted first ones."""
+    """Fading sums over the rounds with drafts: draft tokens, accepted ones, and accepted first ones."""
 
     memory: float  # factor on every sum when a round ends
     rounds: int = 0
@@ -327,12 +327,12 @@ class DraftSums:
         self.first = self.memory * self.first + (round_.accepted > 0)
 
     def pays(self, first: float, price: float, entry: float) -> bool:
-        """Whether a draft whose first token is accepted with probability ``first`` is expected to earn its beginning.
+        """Whether a draft is expected to earn its fixed cost if its first token is accepted with probability ``first``.
 
         Args:
             first: the probability.
-            price: tokens lost by the time of one more draft token.
-            entry: tokens lost by the time of beginning.
+            price: the time of one more draft token, in tokens.
+            entry: the fixed time of a draft, in tokens.
         """
         if self.rounds < ENOUGH or entry < NEGLIGIBLE:
             return True
@@ -341,9 +341,9 @@ class DraftSums:
 
 @dataclass(slots=True)
 class TokenRates:
-    """Acceptance rates of draft tokens by the token before them, compared with the rate over all tokens."""
+    """Acceptance rates of draft tokens given the token before them, relative to the overall rate."""
 
-    prior: float  # number of observations after which a token's own rate weighs as much as the rate over all tokens
+    prior: float  # number of observations at which a token's own rate weighs as much as the overall rate
     _rate: float = 0.7
     _seen: dict[int, tuple[float, float]] = field(default_factory=dict)
     _surplus: dict[int | None, float] = field(default_factory=dict)
@@ -351,7 +351,7 @@ class TokenRates:
     def surplus(self, token: int | None) -> float:
         """Log-odds of the token's rate, shrunk towards the overall rate, minus log-odds of the overall rate.
 
-        As it was when the token was last seen; 0 for None and for a token without observations.
+        Computed when the token was last seen; 0 for None and for a token without observations.
         """
         return self._surplus.get(token, 0.0)
 
@@ -395,13 +395,15 @@ DRIFT = 5e-4  # Drift of the estimators' weights with each verified token, see `
 
 
 def estimators(foresight: bool) -> list[OnlineLogistic]:
-    """Of a token, of one by a head, of the next token, foreseen or not, and of a round's first."""
+    """The estimators of an acceptance: of a token, of one with a head, of the next token with and without foresight,
+    and of a round's first.
+    """
     priors = ACCEPTED, ACCEPTED_BY_HEAD, NEXT_FORESEEN if foresight else NEXT, FIRST
     return [OnlineLogistic(prior.mean, prior.variance, DRIFT) for prior in priors]
 
 
 def expected_accepted(round_: Round) -> float:
-    """How many tokens of a draft stay, in expectation over the verdict where that is known."""
+    """The expected number of accepted tokens, over the verdict's distribution where that is known."""
     return round_.accepted if round_.chances is None else sum(round_.chances)
 
 
@@ -418,18 +420,18 @@ def features(step: DraftStep) -> tuple[float, float]:
     return log_odds(top), sqrt(entropy) if entropy > 0 else 0.0 * entropy
 
 
-MEMORY = 0.99  # Factor on the lead so far with each verified token that has a match
+MEMORY = 0.99  # Factor on the lead for each verified token with a match
 MARGIN = 2.0
 """Nats by which its predictions must have been better: a chance lead seldom is as large, and a real one soon is."""
 
 
 @dataclass(slots=True)
 class AgreementCurve:
-    """Corrects an acceptance probability by `DraftStep.agreement`, while corrected ones have predicted verdicts better.
+    """Corrects an acceptance probability by `DraftStep.agreement`, while the correction has predicted verdicts better.
 
     A logistic curve reads the log-odds of the probability and the agreement. It learns from every verified token that
-    has a match. Each time the log losses of the probability and of what the curve makes of it, both from before the
-    verdict, are compared; their difference is added up in a sum that fades, the lead. While that is not above `MARGIN`
+    has a match. Each time, the log losses of the original and of the corrected probability, both from before the
+    verdict, are compared. Their difference is added to a fading sum, the lead. While the lead is not above `MARGIN`,
     nothing is corrected. A token without a match is never corrected, and teaches nothing.
     """
 
@@ -437,14 +439,14 @@ class AgreementCurve:
     _lead: float = 0.0
 
     def corrected(self, probability: float, step: DraftStep) -> float:
-        """The probability that a token is accepted, given what is expected without looking at its agreement."""
+        """The probability that a token is accepted, corrected from the one expected without its agreement."""
         agreement = read(step.agreement)
         if not agreement or self._lead <= MARGIN:
             return probability
         return self._curve.predict(log_odds(probability), agreement)
 
     def learn(self, outcome: float, probability: float, step: DraftStep) -> None:
-        """Add the outcome of a token: 0 or 1, or the probability of 1; the others as for `corrected`."""
+        """Add a token's outcome: 0, 1, or the probability of 1. The other arguments are those of `corrected`."""
         if not (agreement := read(step.agreement)):
             return
         odds = log_odds(probability)

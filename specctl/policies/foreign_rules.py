@@ -1,4 +1,4 @@
-"""SGLang: one of a few lengths, by a fading mean of how many draft tokens were accepted."""
+"""Stopping rules of other engines: SGLang, onnxruntime-genai, exllamav3 and vLLM."""
 
 from collections.abc import Sequence
 from dataclasses import InitVar, dataclass, field
@@ -10,17 +10,18 @@ from annotated_types import Ge, Gt
 from specctl.policies.base import Rule, Signal, read
 from specctl.records import DraftStep, Round
 
-SHARE = 0.2  # Of the newest round in the mean
-FIRST, EVERY = 10, 5  # Rounds before the first decision, and between two
-DOWN = -0.25  # Added to what the mean must fall to for a shorter length
+SHARE = 0.2  # Weight of the newest round in the mean
+FIRST, EVERY = 10, 5  # Rounds before the first decision, and between two decisions
+DOWN = -0.25  # Offset of the mean's bound for a shorter length
 
 
 @dataclass(slots=True, kw_only=True)
 class SteppedLength(Rule):
     """SGLang's ``--speculative-adaptive`` (sglang/srt/speculative/adaptive_spec_params.py, 0.5.23), for one text.
 
-    Between two ``lengths`` the mean of accepted tokens decides: above the shorter one less a half the longer one is
-    taken, at or below that less a quarter the shorter one. The mean begins at the first length less one.
+    The mean number of accepted tokens decides between two neighbouring ``lengths``. Above the shorter length minus 0.5
+    the longer one is taken; at or below that bound minus 0.25 the shorter one. The mean starts at the first length
+    minus 1.
     """
 
     lengths: tuple[int, ...] = (1, 3, 5, 7)
@@ -52,10 +53,10 @@ class SteppedLength(Rule):
 
 LONGEST = 16
 MEMORY = 0.75  # Factor on the mean of a length's earlier rounds when one ends
-HIGH, LOW = 0.75, 0.5  # Acceptance from which on a longer draft is tried, and below which a shorter one is
+HIGH, LOW = 0.75, 0.5  # Acceptance from which a longer draft is tried, and below which a shorter one is
 AS_FAST, FAR_SLOWER = 0.97, 0.8
 """What a tried length must reach of the earlier one's speed to stay, and below what it is given up at once."""
-TRIED = 2  # Rounds of a length before anything is decided
+TRIED = 2  # Rounds of a tried length before a decision
 AFTER_SUCCESS, AFTER_FAILURE = 1, 6  # Rounds until the next try
 IN_VAIN = 3  # Rounds in a row without an accepted token after which ``cooldown`` drafts nothing once
 
@@ -85,10 +86,10 @@ class _Means:
 class ProbedLength(Rule):
     """onnxruntime-genai's ``min_adaptive_k`` and ``cooldown`` (src/speculative_decoding_strategy.h, a0c04eb).
 
-    Drafts begin with ``least`` tokens, and have at most ``max_draft``. Acceptance is accepted over judged tokens: those
-    after a rejection do not count. Where it is high, one token more is tried for two rounds, where it is low, one less,
-    and what is as fast stays. Times are those of the passes that propose and verify; the draft's own first token of a
-    round is already there.
+    Drafts start with ``least`` tokens and have at most ``max_draft``. Acceptance is accepted over judged tokens; tokens
+    after a rejection do not count. Where it is high, one token more is tried for two rounds; where it is low, one less.
+    The new length stays if it is as fast. Times are those of the proposing and verifying passes; a round's first draft
+    token already exists.
     """
 
     least: int = 2
@@ -96,8 +97,8 @@ class ProbedLength(Rule):
     cooldown: bool = False
     _length: int = field(init=False, default=0)
     _known: dict[int, _Means] = field(init=False, default_factory=dict)
-    _before: int | None = field(init=False, default=None)  # the length from which another one is tried
-    _rounds: int = field(init=False, default=0)  # since the last decision
+    _before: int | None = field(init=False, default=None)  # the previous length, while another one is tried
+    _rounds: int = field(init=False, default=0)  # rounds since the last decision
     _waits: int = field(init=False, default=0)
     _in_vain: int = field(init=False, default=0)
 
@@ -118,7 +119,7 @@ class ProbedLength(Rule):
         if self.cooldown:
             vain = not round_.accepted and round_.drafted == self.least
             self._in_vain = self._in_vain + 1 if vain else 0
-        if round_.drafted == self._length:  # a shorter one was cut by the end of the text
+        if round_.drafted == self._length:  # a shorter draft was cut by the end of the text
             judged = min(round_.accepted + 1, round_.drafted)
             proposing = round_.draft_seconds * (1 - 1 / round_.drafted)
             known = self._known.setdefault(self._length, _Means())
@@ -155,23 +156,24 @@ class ProbedLength(Rule):
 
 
 VERDICT_MEMORY = 0.995  # Factor on the weight of earlier verdicts when a round ends
-TRUSTED, ENOUGH = 64.0, 8.0  # The weight of all verdicts, and of those of one bin, from which on they are trusted
+TRUSTED, ENOUGH = 64.0, 8.0  # Weights of all verdicts, and of one bin's verdicts, from which they are trusted
 
 
 @dataclass(slots=True, kw_only=True)
 class CalibratedConfidence(Rule):
     """exllamav3's ``dynamic_draft_tokens`` (generator/draft_confidence.py and generator.py, 1.6.5), for a draft model.
 
-    The draft's largest logit, rounded down, is the bin of a token. What share of a bin's tokens was accepted is its
-    estimate; a token in a bin that is not known well has that of the nearest below, or of the lowest. A draft stops
-    after the token at which the product of its estimates falls below ``confidence``. It reads that logit in the place
-    of the top probability.
+    The draft's largest logit, rounded down, is a token's bin. A bin's estimate is the share of its tokens that were
+    accepted. A token in a bin with too few verdicts gets the estimate of the nearest known bin below, or of the lowest
+    one. A draft stops after the token at which the product of the estimates falls below ``confidence``. The signal is
+    the largest logit instead of the top probability.
     """
 
     reads: ClassVar[frozenset[Signal]] = frozenset({"top_prob"})
     confidence: float = 0.4
     max_draft: int = 4
-    _bins: dict[int, list[float]] = field(init=False, default_factory=dict)  # weights of all and of accepted tokens
+    # By bin, the weights of all and of accepted tokens.
+    _bins: dict[int, list[float]] = field(init=False, default_factory=dict)
     _total: float = field(init=False, default=0.0)
     _reached: float = field(init=False, compare=False, default=1.0)
 
@@ -184,7 +186,7 @@ class CalibratedConfidence(Rule):
         return self._reached < self.confidence
 
     def estimate(self, logit: float) -> float:
-        """The share of tokens with about this largest logit that was accepted; 1 while little is known."""
+        """The share of accepted tokens among those with about this largest logit; 1 while little is known."""
         known = sorted(one for one, (weight, _) in self._bins.items() if weight >= ENOUGH)
         if self._total < TRUSTED or not known:
             return 1.0
@@ -204,19 +206,19 @@ class CalibratedConfidence(Rule):
         self._total *= VERDICT_MEMORY
 
 
-FIRST_SLOPE, FIRST_BIAS = 0.5, -0.2  # The estimate before anything was learned
+FIRST_SLOPE, FIRST_BIAS = 0.5, -0.2  # The estimate's parameters before the first fit
 REFIT = 100  # Rounds between two fits
 DAMPING, RIDGE = 50.0, 1e-3
 """Verdicts after which a fit moves a coefficient by half of a Newton step, and what is added to its diagonal."""
-LARGEST_ODDS = 40.0  # The largest log-odds, with either sign
+LARGEST_ODDS = 40.0  # Bound on the absolute log-odds
 
 
 @dataclass(slots=True)
 class AcceptanceEstimate:
     """P(token k is accepted, if all before it are) = sigma(w f_k + b_k), f_k the log-odds of the top probability there.
 
-    One slope w for all positions and a bias b_k for each, fitted to the verdicts of every `REFIT` rounds by one damped
-    Newton step on their log-likelihood, after which these are forgotten: as vLLM 0.33.0 does it
+    One slope w for all positions and a bias b_k for each. Every `REFIT` rounds they are fitted to the verdicts by one
+    damped Newton step on the log-likelihood, and the verdicts are forgotten. vLLM 0.33.0 does the same
     (``OnlineAcceptanceEstimator`` in vllm/v1/worker/gpu/spec_decode/acceptance_estimator.py).
 
     Args:
@@ -243,7 +245,7 @@ class AcceptanceEstimate:
         return 1 / (1 + exp(-score)) if score > -LARGEST_ODDS else exp(score)
 
     def learn(self, top_probs: Sequence[float], accepted: int) -> None:
-        """Take down a round.
+        """Record a round.
 
         Args:
             top_probs: of the tokens that were verified.
@@ -261,7 +263,7 @@ class AcceptanceEstimate:
             self._forget()
 
     def _refit(self) -> None:
-        """Solve the normal equations, of which the slope has a row and each bias one that only the slope couples."""
+        """Solve the normal equations: a row for the slope, and one for each bias, coupled only to the slope."""
         curvature, gradient, verdicts = RIDGE, 0.0, 0.0
         for own, coupling, single, of_slope, of_bias, count in self._sums:
             curvature += own - coupling * coupling / (single + RIDGE)
@@ -283,17 +285,18 @@ def _feature(top_prob: float) -> float:
 
 @dataclass(slots=True, kw_only=True)
 class VllmAdaptive(Rule):
-    """Verify the k first tokens of a draft for which (1 + S_1 + ... + S_k) / (D + V(k)) is highest: vLLM's adaptive
-    verification (``enable_adaptive_verification``, 0.33.0), for one text.
+    """vLLM's adaptive verification (``enable_adaptive_verification``, 0.33.0), for one text.
 
-    S_k is the product of what an `AcceptanceEstimate` says of the first k tokens, D the time of a whole draft of
-    ``max_draft`` tokens and V(k) that of a target pass over k + 1 tokens. S_k falls with k, and V is a line here, so
-    the first token that does not raise the ratio ends what is verified, and here the draft too. vLLM does not verify
-    that token, as with ``keep_trigger = false``; it drafts ``max_draft`` tokens anyway, and chooses k by what it
-    estimated of the draft before, which `calibrate --export vllm` replays.
+    Verifies the first k tokens of a draft, with the k that maximises (1 + S_1 + ... + S_k) / (D + V(k)).
 
-    ``cost_ratio`` is the time of a draft step and ``token_ratio`` that of each further token of a target pass, both
-    divided by that of a pass over one token. vLLM measures them when it starts; here they are settings.
+    S_k is the product of an `AcceptanceEstimate`'s probabilities of the first k tokens, D the time of a whole draft of
+    ``max_draft`` tokens and V(k) the time of a target pass over k + 1 tokens. S_k falls with k, and V is a line here.
+    So the first token that does not raise the ratio ends the verified part, and here the draft too. vLLM does not
+    verify that token, as with ``keep_trigger = false``. It always drafts ``max_draft`` tokens, and chooses k by its
+    estimates for the previous draft; `calibrate --export vllm` replays that.
+
+    ``cost_ratio`` is the time of a draft step, and ``token_ratio`` that of each further token of a target pass, both
+    divided by the time of a pass over one token. vLLM measures them at startup; here they are settings.
     """
 
     reads: ClassVar[frozenset[Signal]] = frozenset({"top_prob"})

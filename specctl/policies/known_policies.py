@@ -1,4 +1,4 @@
-"""Every stopping policy by its name in profiles, flags and files: those that ship and those that are registered."""
+"""Every stopping policy by its name in profiles, flags and files: built-in and registered ones."""
 
 import dataclasses
 from collections.abc import Callable
@@ -14,10 +14,10 @@ _KINDS = (bool, int, float, str, tuple)
 
 
 def checked_policy(found: object) -> type[Rule]:
-    """A registered class, if it is a stopping policy.
+    """A registered class, checked to be a stopping policy.
 
     Raises:
-        ValueError: it is none; the message says what is wrong.
+        ValueError: it is not one; the message gives the reason.
     """
     if not (isinstance(found, type) and issubclass(found, Rule)):
         raise ValueError(f"{getattr(found, '__name__', found)!r} is not a subclass of specctl.policies.Rule")
@@ -58,17 +58,17 @@ NO_TOKEN = -1
 
 
 class RegisteredPolicy:
-    """A `StoppingPolicy` around one whose code is not the program's.
+    """A `StoppingPolicy` wrapper for a registered policy, with checks of everything the policy returns.
 
     Args:
-        policy: decides.
-        what: names it and its distribution, in messages.
+        policy: the registered policy.
+        what: its name and distribution, for messages.
 
-    A policy that drops the token at which it stops is not shown that token, nor anything that depends on it: that would
-    bias what is written (docs/exactness.md).
+    A policy that drops the token at which it stops sees neither that token nor anything that depends on it. Otherwise
+    the output would be biased (docs/exactness.md).
 
     Raises:
-        PluginError: every method, where the policy raises an exception or gives something else than it should.
+        PluginError: from every method, where the policy raises an exception or returns an invalid value.
     """
 
     def __init__(self, policy: StoppingPolicy, what: str) -> None:

@@ -139,8 +139,8 @@ class MaxConfidence(AdaptiveThreshold):
 class SelfVerify(Rule):
     """Stop when H > tau, tau the mean entropy of the tokens rejected so far in this sequence (Syu and Lee 2025).
 
-    Before the first rejection tau is 0, so a round drafts one token. Only the first token of a round that is not kept
-    counts: those after it are discarded with it. In block verification it may be one that would have been kept alone.
+    Before the first rejection tau is 0, so a round drafts one token. Only a round's first rejected token counts, since
+    those after it are discarded with it. In block verification it may be a token that would have been accepted alone.
     """
 
     reads: ClassVar[frozenset[Signal]] = frozenset({"entropy"})
@@ -172,10 +172,9 @@ class SelfVerify(Rule):
 
 @dataclass(slots=True)
 class SpecDecPlusPlus(Rule):
-    """Stop when 1 - prod_i P_i > h, P_i the head's predicted acceptance probabilities of the tokens drafted before the
-    newest one (Huang, Guo, Wang 2024, arXiv 2405.19715, Alg. 1).
+    """Stop when 1 - prod_i P_i > h, P_i a head's acceptance probabilities (Huang et al. 2024, arXiv 2405.19715, Alg. 1).
 
-    The product restarts each round. The head predicts a token's acceptance from the hidden state after the draft has
+    The product is over the tokens drafted before the newest one, and restarts each round. The head predicts a token's acceptance from the hidden state after the draft has
     read this token, so the newest token is not in the product, and a round's first step has P = 1. No round stops
     before ``min_draft`` tokens. The released code uses min_draft = 2 and max_draft = 20; the paper uses h = 0.7.
 
@@ -227,13 +226,12 @@ def implied_threshold(draft: float, target: float) -> float:
 
 @dataclass(slots=True)
 class Disco(Rule):
-    """Stop when C_i < threshold, C_i the predicted probability that the i-th drafted token is accepted (Mamou and
-    others 2024, arXiv 2405.04304).
+    """Stop when C_i < threshold, C_i the predicted acceptance probability of token i (Mamou et al. 2024, arXiv 2405.04304).
 
     C_i is the output of a network of two layers that reads the ten largest probabilities of the distribution that the
-    token was drawn from, its entropy, and i. It reads neither the token nor what it predicted for those before, so that
-    each token is judged alone; `SpecDecPlusPlus` multiplies. The paper tunes the threshold on the data of a task; the
-    default is where a rejection becomes as likely as not.
+    token was drawn from, its entropy, and i. It reads neither the token nor its own earlier predictions, so each token
+    is judged alone, while `SpecDecPlusPlus` multiplies the predictions. The paper tunes the threshold on the data of a
+    task. At the default, rejection and acceptance are equally likely.
     """
 
     reads: ClassVar[frozenset[Signal]] = frozenset({"own_accept_prob"})
@@ -255,14 +253,14 @@ class Disco(Rule):
 class ConfidentPrefix(Rule):
     """Stop when prod_i c_i < threshold, c_i the draft head's acceptance probability of token i, given those before it.
 
-    c_i reads the tokens before token i and not token i (Cheng and others 2026, arXiv 2607.05147, Eq. 7), so the product
-    includes the token that would be drafted next: the rule stops before it is drawn. A round's first token is drafted
-    in any case, and the product begins with c_2; it is the probability that the second to the next token are accepted
-    if the first one is.
+    c_i depends on the tokens before token i and not on token i (Cheng and others 2026, arXiv 2607.05147, Eq. 7). So the
+    product includes the next token, and the rule stops before that token is drawn. A round's first token is always
+    drafted, and the product starts with c_2. It is the probability that all tokens from the second to the next are
+    accepted if the first one is.
 
     The paper's survival probability of a prefix is this product (Alg. 1). Its released code compares each c_i alone
-    with a threshold, which is 0 unless it is set, so that whole blocks are verified. Here the default is 0.5, where one
-    more token is as likely to be verified in vain as not. The paper sweeps thresholds from 0 to 0.8 (Fig. 5).
+    with a threshold. That threshold is 0 by default, so whole blocks are verified. Here the default is 0.5, where one
+    more token is as likely to be accepted as rejected. The paper sweeps thresholds from 0 to 0.8 (Fig. 5).
     """
 
     reads: ClassVar[frozenset[Signal]] = frozenset({"next_accept_prob"})
@@ -306,5 +304,5 @@ class Heuristic(Rule):
     def observe(self, round_: Round) -> None:
         if not round_.drafted:
             return
-        # Clamped here too: a length far above the cap would need many rejections before the draft gets shorter.
+        # Clamped here too: a length far above the cap would need many rejections before drafts get shorter.
         self._length = min(self._length + 2, self.max_draft) if round_.fully_accepted else max(1, self._length - 1)

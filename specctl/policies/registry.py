@@ -1,4 +1,4 @@
-"""The stopping policies that decide by themselves, by name, and a policy in one word."""
+"""The stopping policies that decide by themselves, by name, and parsing of a policy in one word."""
 
 import tomllib
 from typing import Any
@@ -41,11 +41,11 @@ ENGINE_RULES: dict[str, type[Rule]] = {
 }
 """Rules of other engines: they are replayed for exports, and cannot be chosen."""
 
-_LONGEST_NUMBER = 20  # Characters of an integer of 64 bits
+_LONGEST_NUMBER = 20  # Characters of a 64-bit integer
 
 
 def parse_value(text: str) -> Any:
-    """A text as a TOML value, or unchanged if it is not valid TOML, so that words need no quotes."""
+    """A text parsed as a TOML value, or unchanged if it is not valid TOML, so that words need no quotes."""
     try:
         parsed = tomllib.loads(f"value = {text}")
     except (ValueError, RecursionError):
@@ -56,10 +56,10 @@ def parse_value(text: str) -> Any:
 
 
 def policy_table(text: str) -> dict[str, Any]:
-    """The name and the given settings of a policy, for example of ``svip:threshold=0.4,max_draft=20``, unchecked.
+    """The name and the settings of a policy in one word, for example ``svip:threshold=0.4,max_draft=20``, unchecked.
 
     Raises:
-        ValueError: the text has another form.
+        ValueError: the text has a different form.
     """
     name, _, settings = text.partition(":")
     table: dict[str, Any] = {"name": name.strip()}
@@ -72,7 +72,7 @@ def policy_table(text: str) -> dict[str, Any]:
 
 
 def _parts(settings: str) -> list[str]:
-    """The settings between commas; a comma within a list separates none."""
+    """The settings between commas; commas inside a list do not separate."""
     parts: list[str] = []
     for piece in settings.split(","):
         if parts and parts[-1].count("[") > parts[-1].count("]"):

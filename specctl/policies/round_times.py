@@ -1,4 +1,4 @@
-"""What the phases of a round take, learned from the times of rounds, and what a token of a draft costs by that."""
+"""The times of a round's phases, learned from measured rounds, and the resulting cost of a draft token."""
 
 from dataclasses import dataclass, field
 
@@ -17,55 +17,56 @@ AT_MOST, MOST_WIDER = 0.15, 0.5
 takes at most, as a share of a pass over one."""
 CONFIRMED, PLAUSIBLE_STEP = 2, 4.0
 """Until this many drafts were timed, a step is taken to last at most this many times what `cost_ratio` says."""
-COLDEST = 8.0  # How many times as long a draft after a pass of the target alone takes at most for its cold caches
+COLDEST = 8.0  # Cold caches after a target-only pass lengthen a draft by at most this factor
 FIRST = 4.0
 """`RunningLine.restarts` of times that are seldom observed at first, so that a wrong one would stay for long."""
-TRIED = 4  # Until drafts of this many tokens were timed, each further one costs at most what `cost_ratio` says
-AT_ONCE = 6  # Lengths that are computed beyond those asked for, since a longer draft asks next
-RISING = 1.02  # By how much the least time of a pass is taken to have risen when the next one is timed
+TRIED = 4  # Until drafts of this many tokens have been timed, each further token costs at most `cost_ratio`
+AT_ONCE = 6  # Lengths that are computed beyond those requested, since a longer draft requests them next
+RISING = 1.02  # The least time of a pass is assumed to rise by this factor between two measurements
 USUAL, SURE = 2.0, 6.0
 """The width of passes that are compared over time, and how many of any width must have been timed lately."""
-FEW = 4  # Tokens that a draft reads in its first step for the time of one; what it takes to read more is learned apart
+# A draft reads up to this many tokens in its first step in the time of one; the time for more is learned separately.
+FEW = 4
 
 
 @dataclass(slots=True)
 class RoundTimes:
-    """The times of drafting, verifying, and of the target alone; and what follows from them for a draft.
+    """The times of drafting, of verifying and of the target alone, and the cost of a draft that follows from them.
 
-    The time of a draft is a line through its length, and the time of a verification is known for each width. A pass of
-    the target alone is another matter, learned from rounds without a draft after others without one: after a draft,
-    its weights have left the processor's cache. So while no draft is made, what one would cost stays known, though it
-    is believed less and less (`doubt`); and while drafts are made, a pass of the target alone is taken to have become
-    longer or shorter as those after drafts have. A draft that first has to read more than `FEW` tokens of the text,
-    since it was not wanted for a while, takes longer than its steps: that surplus is a line through the number of
-    tokens. The first draft after a round without one is cold, too, and shows nothing of the next ones' steps, unless it
-    took implausibly long.
+    The time of a draft is a line through its length, and the time of a verification is known for each width. The time
+    of a target-only pass is learned separately, from rounds without a draft that follow other rounds without one: right
+    after a draft, the target's weights have left the processor's cache. While no drafts are made, their cost stays
+    known but is trusted less and less (`doubt`). While drafts are made, the time of a target-only pass is assumed to
+    change by the same factor as that of passes after drafts. A draft that was not wanted for a while first has to read
+    the missed text. If that is more than `FEW` tokens, the additional time is a line through their number. The first
+    draft after a round without one is also cold, so it says nothing about later steps, unless it took implausibly long.
 
-    What slows drafts and verification alike for a while, such as other programs, is divided out.
+    A slowdown that drafts and verification share, such as from other programs, is divided out.
 
     Args:
         cost_ratio: the time of a draft step divided by that of a pass, until the first times are known.
     """
 
     cost_ratio: float
-    spent: list[float] = field(init=False, default_factory=list)  # what `upto` has computed since the last round
-    timed: int = field(init=False, default=0)  # how many drafts were timed
-    # what each token more of a pass may take at most, as a share of a pass, until passes of two widths were timed; 0
-    # where a pass reads one text, for it waits for weights, not for tokens
+    spent: list[float] = field(init=False, default_factory=list)  # results of `upto` since the last round
+    timed: int = field(init=False, default=0)  # number of timed drafts
+    # the largest cost of each further token of a pass, as a share of a pass, until passes of two widths have been
+    # timed; 0 where a pass reads one text, since such a pass waits for weights, not for tokens
     widening: float = field(init=False, default=0.0)
     several: bool = field(init=False, default=False)  # whether a pass reads several texts
-    _beside: float = field(init=False, default=0.0)  # seconds of a pass after a draft, back when one alone was
-    # tokens that are lost by the time of one more token of a draft, at the speed of the last rounds
+    # Seconds of a pass after a draft, at the time when a target-only pass was last measured.
+    _beside: float = field(init=False, default=0.0)
+    # the time of one more draft token, in tokens at the speed of the last rounds
     price: float = field(init=False)
-    entry: float = field(init=False)  # tokens that are lost by what a draft takes whatever its length
-    # lost_entry, lost_step: the time of a draft of which no token is accepted, in passes of the target alone: whatever
-    # its length, and for each token
+    entry: float = field(init=False)  # the fixed time of a draft, in tokens
+    # lost_entry, lost_step: the time of a fully rejected draft in target-only passes: its fixed part, and the part for
+    # each token
     lost_entry: float = field(init=False)
     lost_step: float = field(init=False)
     _step: float = field(init=False)
     _speed: float = field(init=False)
-    _begin: float = field(init=False)  # tokens lost by the time of a round before any of a draft
-    _one_pass: float = field(init=False, default=1.0)  # seconds of a pass of the target alone
+    _begin: float = field(init=False)  # the time of a round without its draft, in tokens
+    _one_pass: float = field(init=False, default=1.0)  # seconds of a target-only pass
     _draft: RunningLine = field(
         init=False, default_factory=lambda: RunningLine(COST_MEMORY, anchor=DRAFT_ANCHOR, restarts=FIRST)
     )
@@ -81,16 +82,16 @@ class RoundTimes:
     _seconds: float = field(init=False, default=0.0)
     _prior: float = field(init=False, default=PRIOR_ROUNDS)
     _longest: float = field(init=False, default=0)
-    _least: dict[int, float] = field(init=False, default_factory=dict)  # seconds of a pass, by its width
+    _least: dict[int, float] = field(init=False, default_factory=dict)  # least seconds of a pass, by its width
     _drafted_before: bool = field(init=False, default=True)
 
     def __post_init__(self) -> None:
         self._set_prices()
 
     def upto(self, count: int) -> list[float]:
-        """Tokens that are lost by the time of a round that drafts k tokens, for k from 0 on, ``count`` of them or more.
+        """The time of a round with k draft tokens, in tokens, for k from 0 on; at least ``count`` entries.
 
-        They are computed when they are first asked for after a round.
+        Computed on first use after a round.
         """
         spent = self.spent
         if (start := len(spent)) < count:
@@ -103,32 +104,32 @@ class RoundTimes:
         return spent
 
     def catching_up(self, unread: int) -> float:
-        """Passes of the target alone that a draft takes to read ``unread`` tokens before its first step."""
+        """The time in which a draft reads ``unread`` tokens before its first step, in target-only passes."""
         if unread <= FEW:
             return 0.0
         seconds = self._catching_up.at(unread) if self._catching_up.known else self._step
         return seconds / self._one_pass
 
     def pass_over(self, drafted: bool) -> None:
-        """A round went by that is not learned from, with a draft or without one."""
+        """Count a round that is not learned from, with or without a draft."""
         self._drafted_before = drafted
 
     def doubt(self, factor: float) -> None:
-        """Multiply the weight of all that was learned of drafts, since it was long ago."""
+        """Scale down the weight of everything learned about drafts, since it is old."""
         self._draft.fade(factor)
         self._verify.line.fade(factor)
 
     def further(self, drafted: float, more: float, steps: float) -> float:
-        """Tokens that are lost by the time of this many steps, and of verifying ``more`` tokens besides ``drafted``."""
+        """The time of this many steps, and of verifying ``more`` tokens besides ``drafted``, in tokens."""
         verify = self._verify
         return self._speed * (self._step * steps + verify.between(drafted + more) - verify.between(drafted))
 
     def lost(self, drafted: float, width: float) -> float:
-        """By how many passes of the target alone a round with a draft was longer than one, but for catching up.
+        """By how many target-only passes a round with a draft exceeds one pass, without catching up.
 
         Args:
-            drafted: its tokens.
-            width: how many tokens were verified, or of a tree its depth.
+            drafted: its number of tokens.
+            width: the number of verified tokens; for a tree its depth.
         """
         alone = self._one_pass
         if not self._draft.known:
@@ -140,17 +141,17 @@ class RoundTimes:
 
     @property
     def _most_a_step(self) -> float:
-        """Seconds that a draft step is taken to last at most, while that may have been measured in a bad moment."""
+        """The upper bound on the seconds of a draft step, while its measurements may be distorted."""
         return PLAUSIBLE_STEP * self.cost_ratio * self._one_pass
 
     def read_several(self) -> None:
-        """From now on a pass reads several texts, and may take as long as their tokens do."""
+        """Note that a pass reads several texts from now on, so its time may grow with their tokens."""
         if not self.several:
             self.several, self.widening = True, MOST_WIDER
             self._set_prices()
 
     def _wider(self, width: float, alone: float) -> float:
-        """By how many seconds a pass over a draft is longer than one of the target alone."""
+        """By how many seconds a pass over a draft exceeds a target-only pass."""
         if self.widening:
             return self.widening * width * alone
         verify, nearest = self._verify, round(width)
@@ -168,16 +169,16 @@ class RoundTimes:
 
     @property
     def knows_target(self) -> bool:
-        """Whether a pass of the target alone was timed."""
+        """Whether a target-only pass has been timed."""
         return self._alone.known
 
     def learn(self, round_: Round, emitted: int, unread: int) -> None:
-        """Learn from a round that was timed.
+        """Learn from a timed round.
 
         Args:
-            round_: of which at least the verification took time.
-            emitted: how many tokens it added to the text.
-            unread: tokens of the text that its draft had to catch up with.
+            round_: a round with a verification time above 0.
+            emitted: the number of tokens that it added to the text.
+            unread: the number of tokens of the text that its draft had to read first.
         """
         drafted = len(round_.steps)
         self.learn_phases(drafted, drafted, round_.draft_seconds, round_.verify_seconds, emitted, unread)
@@ -185,11 +186,11 @@ class RoundTimes:
     def learn_phases(
         self, drafted: float, width: float, drafting: float, verifying: float, emitted: float, unread: int
     ) -> None:
-        """`learn` from numbers, of several texts in the mean over them but for times.
+        """`learn` from numbers; for several texts these are means over the texts, except for the times.
 
         Args:
-            drafted: tokens of the draft.
-            width: how many tokens were verified, or of a tree its depth.
+            drafted: the number of draft tokens.
+            width: the number of verified tokens; for a tree its depth.
             drafting, verifying: seconds.
             emitted, unread: see `learn`.
         """
@@ -208,7 +209,7 @@ class RoundTimes:
         self._least[nearest] = verifying if verifying < least else least
         if behind:
             steps = self._expected(drafted)
-            # Reading tokens at once takes a part of what as many draft steps take.
+            # Reading tokens in one pass takes a fraction of the time of as many draft steps.
             most = AT_MOST * unread * steps / drafted
             self._catching_up.learn(unread, max(0.0, min(most, drafting - steps)))
             drafting = steps
@@ -224,7 +225,7 @@ class RoundTimes:
             self.widening = 0.0
         self._one_pass = self._alone.base if self._alone.known else min(self._least.values())
         if self._alone.known and verify.line.weight >= SURE:
-            # What the machine or a growing text does to passes after drafts, it does to those of the target alone.
+            # The machine and a growing text affect target-only passes as they affect passes after drafts.
             now = verify.line.at(USUAL)
             self._beside = self._beside or now
             self._one_pass *= now / self._beside
@@ -235,7 +236,7 @@ class RoundTimes:
         self._set_prices()
 
     def _expected(self, drafted: float) -> float:
-        """Seconds of a draft; a pass must have been timed."""
+        """The expected seconds of a draft, after at least one timed pass."""
         return self._draft.at(drafted) if self._draft.known else self.cost_ratio * self._verify.line.at(0) * drafted
 
     def _set_prices(self) -> None:
@@ -245,10 +246,10 @@ class RoundTimes:
         real = step
         seconds = self._seconds + self._prior * (base + PRIOR_DRAFTED * (step + slope))
         if self._longest < TRIED and step > self.cost_ratio * base:
-            step = self.cost_ratio * base  # it may be the beginning that takes long
+            step = self.cost_ratio * base  # the fixed part may be the long one
         self._step, self._speed = step, (self._emitted + self._prior * PRIOR_EMITTED) / seconds
         self.spent.clear()
-        # A pass over a draft of one token may be longer than one of the target alone by more than wider drafts differ.
+        # A pass over one draft token may exceed a target-only pass by more than the difference between wider drafts.
         most = max(slope, self.widening * alone)
         wider = max(0.0, self._wider(1, alone) - most)
         self.price, self.entry = (step + slope) * self._speed, (entry + wider) * self._speed

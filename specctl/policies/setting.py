@@ -1,4 +1,4 @@
-"""A setting: which policy stops each draft, and with what values."""
+"""A setting: the policy that stops each draft, and its values."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -13,26 +13,27 @@ from specctl.records import DraftStep
 
 LEAST_TREE, MOST_TREE = 2, 64
 """Tokens of a tree, the newest token included: one draft token, and what a pass may be wide."""
-BEAMS, MOST_BEAMS = 10, 32  # Beams by default, as in EAGLE-2, and at most
+BEAMS, MOST_BEAMS = 10, 32  # Default number of beams, as in EAGLE-2, and the maximum
 
 
 @dataclass(frozen=True, slots=True)
 class TreeSize:
-    """The size of the trees that a draft grows; how deep they are is up to its stopping policy."""
+    """The size of a draft's trees; the stopping policy decides their depth."""
 
-    # the most that the target verifies in a round, the newest token included (EAGLE-2's ``total_token``)
+    # the most tokens that the target verifies in a round, including the newest token (EAGLE-2's ``total_token``)
     tokens: int = 60
-    beams: int = BEAMS  # how many tokens of a level are continued, and by how many tokens each (EAGLE-2's ``top_k``)
+    # The number of tokens of a level that are continued, and of continuations of each (EAGLE-2's ``top_k``).
+    beams: int = BEAMS
 
     def __str__(self) -> str:
         return f"tree={self.tokens}" + (f",tree_beams={self.beams}" if self.beams != BEAMS else "")
 
 
 def parse_tree(text: str) -> int:
-    """The number of tokens that a flag gives.
+    """The number of tokens in a flag's value.
 
     Raises:
-        UsageError: it is none.
+        UsageError: it is not a valid number.
     """
     if text.isdecimal() and LEAST_TREE <= int(text) <= MOST_TREE:
         return int(text)
@@ -50,7 +51,7 @@ class Setting:
     """A policy with its values and, in a hierarchy, the setting of the draft below.
 
     Profiles, flags, benchmarks, calibration and replay all describe a policy by this type. `of` builds a setting from a
-    policy table and drops default values, so that two settings are equal if they make the same decisions.
+    policy table and drops default values, so that settings with the same decisions are equal.
     """
 
     policy: str  # a name in `POLICIES`
@@ -62,18 +63,19 @@ class Setting:
     below: "Setting | None" = None  # the setting of the draft below; None if no model drafts for this draft
     # path or name of the acceptance head that the policy reads, if the draft has several; else None
     head: str | None = None
-    head_label: str | None = field(default=None, compare=False)  # the name of ``head`` in tables
+    head_label: str | None = field(default=None, compare=False)  # display name of ``head``
     tree: TreeSize | None = None  # the size of the trees that the draft grows; None for chains
-    # whether the draft writes on while the target verifies, which takes a policy of `fixed_length`
+    # whether the draft goes on drafting while the target verifies; only with a policy of `fixed_length`
     parallel: Parallel | None = None
-    lookup: bool = False  # whether a lookup drafts in turn with the draft; only with the one that the target verifies
-    earlier: int = 0  # of how many tokens of answers to earlier prompts that lookup copies too
-    # of a draft alone, by how many texts are written at once, ascending from 2 on, what takes its place from there on
+    lookup: bool = False  # whether a lookup and the draft take turns; only for the draft that the target verifies
+    earlier: int = 0  # how many tokens of answers to earlier prompts the lookup may copy too
+    # for a single draft: replacements for this setting, each with the number of texts in a batch from which it applies,
+    # ascending from 2
     batches: "tuple[tuple[int, Setting], ...]" = ()
 
     @classmethod
     def of(cls, table: Mapping[str, Any]) -> "Setting":
-        """The setting of a policy table, which holds the ``name`` of a policy and any of its settings.
+        """The setting of a policy table: the ``name`` of a policy and any of its settings.
 
         A policy that this version does not know, for example from an older results file, keeps all its settings.
         """
@@ -84,7 +86,7 @@ class Setting:
         return cls(name, (*(pair for pair in known if pair[1] != defaults[pair[0]]), *given.items()))
 
     def at(self, rows: int) -> "Setting":
-        """The setting for this many texts at once."""
+        """The setting for a batch of this many texts."""
         return next((one for least, one in reversed(self.batches) if least <= rows), replace(self, batches=()))
 
     @property
@@ -145,8 +147,8 @@ class Setting:
     def fixed_length(self) -> bool:
         """Whether the top policy drafts blocks of one length, or never.
 
-        Where the target verifies all the time there is no moment to choose for any other, and one that learns what a
-        round costs would learn of rounds that there are not.
+        Other policies cannot draft in parallel: the target verifies all the time, so there is no moment at which they
+        could stop a draft, and no round with the costs that they learn.
         """
         return self.policy == "constant" or not self.drafts
 
@@ -157,12 +159,12 @@ class Setting:
 
     @property
     def needs_predictor(self) -> bool:
-        """Whether the top policy, for however many texts, reads the predictions of an acceptance head."""
+        """Whether the top policy, for any number of texts, reads an acceptance head's predictions."""
         return any(not one.signals.isdisjoint(TRAINED_SIGNALS) for one in (self, *(one for _, one in self.batches)))
 
     @property
     def needs_predictors(self) -> bool:
-        """`needs_predictor` of any level."""
+        """`needs_predictor` for any level."""
         return any(level.needs_predictor for level in self.levels)
 
     @property
@@ -172,17 +174,16 @@ class Setting:
 
     @property
     def longest_draft(self) -> int:
-        """The most tokens that any level drafts in a round, however many texts are written at once."""
+        """The most tokens that any level drafts in a round, for any number of texts."""
         levels = (*self.levels, *(one for _, one in self.batches))
         caps = (level.all_values.get(key, 0) for level in levels for key in ("max_draft", "draft_length"))
         return max(caps, default=0)
 
     @property
     def never_stops(self) -> bool:
-        """Whether the top policy has a threshold that no token reaches, so that every draft has its full length.
+        """Whether no token reaches the top policy's threshold, so that every draft has its full length.
 
-        Asked of the policy itself, with the least certain token that there can be. A threshold that moves may be
-        reached later.
+        Tested on the policy itself with the least certain token possible. An adaptive threshold may be reached later.
         """
         values = self.all_values
         moves = values.get("adapt", "alpha" in values) and values.get("eps", 0) > 0
@@ -226,7 +227,7 @@ class Setting:
 _DOUBTFUL = DraftStep(
     1,
     0,
-    entropy=20 * log(2),  # evenly spread over a million tokens, more than any vocabulary has
+    entropy=20 * log(2),  # a uniform distribution over a million tokens, more than any vocabulary has
     top_prob=2**-20,
     token_prob=2**-20,
     accept_prob=0.0,
@@ -237,7 +238,7 @@ NONE = Setting("none")  # Target-only decoding
 
 
 def nested(levels: Sequence[Setting]) -> Setting:
-    """Nest per-level settings, top first, without a level that never drafts and the levels below it.
+    """Nest per-level settings, top first, dropping the first level that never drafts and all levels below it.
 
     If the first level never drafts, the result is this level alone.
     """
@@ -248,18 +249,18 @@ def nested(levels: Sequence[Setting]) -> Setting:
 
 
 def _defaults(policy: str) -> dict[str, Any]:
-    """The settings of a policy with their defaults; none of one that is not known."""
+    """A policy's settings with their defaults; empty for an unknown policy."""
     known = POLICIES.get(policy)
     return {} if known is None else {item.name: item.default for item in fields(known) if item.init}  # type: ignore[arg-type]
 
 
 def _value(value: Any) -> Any:
-    """A value as the policy has it: files have lists in place of tuples."""
+    """A value in the policy's own type: files have lists instead of tuples."""
     return tuple(value) if isinstance(value, list) else value
 
 
 def _text(value: Any) -> str:
-    """A value as ``--policy`` accepts it; a float in the shortest form that is still the same number."""
+    """A value as ``--policy`` accepts it; a float in the shortest form that reads back as the same number."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, tuple):

@@ -1,4 +1,6 @@
-"""Which source drafts where a lookup and a model can, by expected tokens and time; both are learned during the run."""
+"""The choice between a lookup and a draft model in each round, by expected tokens and time, both learned during the
+run.
+"""
 
 from dataclasses import dataclass, field
 
@@ -6,16 +8,16 @@ from specctl.policies.estimators import RunningLine, WidthTimes
 from specctl.policies.round_times import COST_MEMORY, SPEED_MEMORY
 from specctl.records import Round
 
-LONGEST_RATED = 24  # Matches of this length and longer ones have one acceptance rate
-RATE_PRIOR = 4.0  # Observations after which a length's own rate weighs as much as what is expected without them
+LONGEST_RATED = 24  # Matches of at least this length share one acceptance rate
+RATE_PRIOR = 4.0  # Number of observations at which a length's own rate weighs as much as its prior expectation
 
 
 class MatchRates:
-    """How often a copied token is accepted, by the length L of the match before it, drafted tokens included.
+    """The acceptance rate of a copied token, by the length L of the match before it, drafted tokens included.
 
     Args:
-        around: the rates of all texts, towards which those of one text are shrunk, and which learn with them; without
-            them the guess is L / (L + 2).
+        around: the rates over all texts: one text's rates are shrunk towards them, and they learn from the same
+            outcomes. Without them the prior is L / (L + 2).
     """
 
     __slots__ = ("_accepted", "_around", "_rates", "_verified")
@@ -24,7 +26,7 @@ class MatchRates:
         self._around = around
         self._accepted = [0.0] * (LONGEST_RATED + 1)
         self._verified = [0] * (LONGEST_RATED + 1)
-        # Asked for more often than they change.
+        # Cached, since they are read more often than they change.
         self._rates: list[float] = [n / (n + 2) for n in range(LONGEST_RATED + 1)]
         if around is not None:
             self._rates = [*around._rates]
@@ -46,9 +48,10 @@ class MatchRates:
 
 
 LONGEST_COPY = 40  # The most tokens that are copied in a round
-PATIENT = 4  # Copying is weighed as far as the expectation has fallen for this many tokens
-DOUBTFUL = 0.1  # A copy whose first token is accepted less often is not weighed, which would take longer than it brings
-TIMED = 4  # Of the rounds without a copy every this many is timed: passes change slowly, and learning takes time too
+PATIENT = 4  # The length of a copy is searched until the expectation has fallen for this many tokens
+# A copy with a lower acceptance probability of its first token is not considered: that would cost more than it gains.
+DOUBTFUL = 0.1
+TIMED = 4  # One in this many rounds without a copy is timed: passes change slowly, and learning takes time too
 CAUTION = 0.85
 """What is expected of a copy counts this much: of lengths that look good by chance more is expected than they bring."""
 PRICE, SPREAD = 0.1, 3
@@ -56,7 +59,7 @@ PRICE, SPREAD = 0.1, 3
 BOUNDS = 1, 2, 3, 5, 9
 """The least match lengths of the classes by which the model's drafts are learned; below them there is no match."""
 CLASSES = [sum(length >= bound for bound in BOUNDS) for length in range(max(BOUNDS))]
-CLASS_PRIOR = 6.0  # Rounds after which those of a class weigh as much as those of all classes
+CLASS_PRIOR = 6.0  # Number of rounds at which a class's own mean weighs as much as that of all classes
 CLASS_MEMORY, FORGOTTEN = 0.95, 0.98
 """Factors on the weight of a class's rounds with each round more of the class in which the model drafts, and in which
 the lookup does: a model that was of no use there is tried again."""
@@ -66,7 +69,7 @@ FIRST_RATE, FIRST_TOKENS = 0.7, 4.0
 
 @dataclass(slots=True)
 class ModelRounds:
-    """Sums over the rounds in which the model drafted, which fade: what they brought, took, and verified of it."""
+    """Fading sums over the rounds in which the model drafted: accepted tokens, time, and verified tokens."""
 
     rounds: float = 0.0
     accepted: float = 0.0
@@ -75,18 +78,18 @@ class ModelRounds:
     verified: float = 0.0
 
     def add(self, memory: float, accepted: int, seconds: float) -> None:
-        """Add a round; the sums of those before count ``memory`` of what they did."""
+        """Add a round; the earlier sums are multiplied by ``memory``."""
         self.rounds = memory * self.rounds + 1
         self.accepted = memory * self.accepted + accepted
         self.seconds = memory * self.seconds + seconds
 
     def judge(self, memory: float, kept: int, verified: int) -> None:
-        """Add the model's tokens of a round that verification looked at."""
+        """Add the model's tokens of a round that verification reached."""
         self.kept = memory * self.kept + kept
         self.verified = memory * self.verified + verified
 
     def forget(self, memory: float) -> None:
-        """Let the rounds so far count less."""
+        """Reduce the weight of the rounds so far."""
         self.rounds *= memory
         self.accepted *= memory
         self.seconds *= memory
@@ -94,16 +97,17 @@ class ModelRounds:
 
 @dataclass(slots=True)
 class SourceChoice:
-    """Chooses between the copy of a lookup and the draft of a model in each round, and how many tokens are copied.
+    """Chooses in each round between a lookup's copy and a model's draft, and the number of tokens to copy.
 
-    With rho the tokens/s of the run, a draft is worth its expected accepted tokens minus rho times the time that it
-    takes and by which it lengthens the verifying pass (renewal reward, see `cost_optimal`). A copy takes no time of
-    its own. Its tokens are accepted as often as those after matches of their length were (`MatchRates`): that is
-    learned from every token of the text, whatever was drafted, since what the lookup would have copied there is known.
-    A model's draft is worth what its drafts were on average after matches of about that length, shrunk towards all.
+    With rho the tokens/s of the run, a draft is worth its expected number of accepted tokens minus rho times its cost.
+    The cost is the time of drafting and the additional time of the wider verifying pass (renewal reward, see
+    `cost_optimal`). A copy takes no drafting time. Its tokens' acceptance is estimated by the length of the match
+    before them (`MatchRates`). This is learned from every token of the text, whatever was drafted, since the lookup's
+    copy at each position is known. The worth of a model's draft is the average over its drafts after matches of about
+    that length, shrunk towards the overall average.
 
-    A copy may go on where a model's draft ends: it is then accepted only if all of the model's tokens are, whose rate
-    is learned by the length of the match that they end in.
+    A copy may also follow a model's draft. It is then accepted only if all of the model's tokens are. The rate of that
+    is learned by the length of the match in which the model's tokens end.
     """
 
     _run: MatchRates = field(default_factory=MatchRates)
@@ -113,7 +117,7 @@ class SourceChoice:
     _classes: list[ModelRounds] = field(default_factory=lambda: [ModelRounds() for _ in range(len(BOUNDS) + 1)])
     _emitted: float = 0.0
     _seconds: float = 0.0
-    _widths: tuple[int, int] = (1 << 30, 0)  # the least and the largest that was timed
+    _widths: tuple[int, int] = (1 << 30, 0)  # the smallest and the largest timed width
 
     def __post_init__(self) -> None:
         self.begin()
@@ -123,15 +127,15 @@ class SourceChoice:
         self._text = MatchRates(self._run)
 
     def learn(self, length: int, hit: bool) -> None:
-        """Whether the lookup, with a match of this many tokens, had the token that the text went on with."""
+        """Learn whether the lookup's prediction, after a match of this length, was the text's next token."""
         self._text.learn(length, float(hit))
 
     def instead(self, length: int, most: int, *, model: bool) -> int:
-        """How many tokens to copy in place of the model's draft; 0 for the model's.
+        """How many tokens to copy instead of the model's draft; 0 for the model's draft.
 
         Args:
-            length: of the match, 0 without one.
-            most: the longest copy that there is room for.
+            length: the length of the match, 0 without one.
+            most: the most tokens to copy.
             model: whether the model would draft.
         """
         if not length or self._text.rate(length) < DOUBTFUL:
@@ -140,12 +144,12 @@ class SourceChoice:
         return count if count and gain > (self._worth_of_model(length) if model else 0.0) else 0
 
     def behind(self, drafted: int, length: int, most: int) -> int:
-        """How many tokens to copy after those that a model drafted.
+        """How many tokens to copy after a model's draft.
 
         Args:
-            drafted: how many those are.
-            length: of the match that they end in, 0 without one.
-            most: the longest copy that there is room for.
+            drafted: the number of the model's tokens.
+            length: the length of the match that they end in, 0 without one.
+            most: the most tokens to copy.
         """
         if not length or self._text.rate(length) < DOUBTFUL:
             return 0
@@ -155,7 +159,7 @@ class SourceChoice:
         return self._copy(length, rate**drafted, drafted, most)[0]
 
     def widening(self, drafted: int, copied: int) -> float:
-        """The seconds by which this many copied tokens after drafted ones lengthen a pass."""
+        """The seconds by which this many copied tokens after drafted ones lengthen the pass."""
         if not self._timed:
             return 0.0
         return max(0.0, self._passes.at(drafted + copied) - self._passes.at(drafted))
@@ -169,7 +173,7 @@ class SourceChoice:
             after: length of the match in which the model's tokens ended.
         """
         if not round_.index or not round_.verify_seconds:
-            return  # a text's first round reads the prompt too
+            return  # a text's first round also reads the prompt
         drafted = round_.drafted - round_.copied
         if round_.copied or not round_.index % TIMED or not self._timed:
             self._widths = min(self._widths[0], round_.drafted), max(self._widths[1], round_.drafted)
@@ -189,16 +193,16 @@ class SourceChoice:
 
     @property
     def _timed(self) -> bool:
-        """Whether it is known what wider passes take."""
+        """Whether the time of wider passes is known."""
         return self._widths[1] - self._widths[0] >= SPREAD
 
     @property
     def _speed(self) -> float:
-        """Tokens per second of the last rounds."""
+        """Tokens per second in the last rounds."""
         return self._emitted / self._seconds if self._seconds else 0.0
 
     def _worth_of_model(self, length: int) -> float:
-        """The tokens that a draft of the model brings after a match of this length, less those lost by its time."""
+        """The expected tokens from a model's draft after a match of this length, minus those lost by its time."""
         every, some = self._all, self._classes[_class(length)]
         if not every.rounds:
             return float("inf")
@@ -208,13 +212,13 @@ class SourceChoice:
         return accepted - self._speed * seconds
 
     def _copy(self, length: int, survival: float, drafted: int, most: int) -> tuple[int, float]:
-        """How many tokens are best copied, and what they are expected to bring, less what is lost by their time.
+        """The best number of tokens to copy, and its worth: the expected tokens minus those lost by their time.
 
         Args:
-            length: of the match.
+            length: the length of the match.
             survival: the probability that all tokens before them are accepted.
-            drafted: how many those are.
-            most: the longest copy.
+            drafted: the number of tokens before the copy.
+            most: the most tokens to copy.
         """
         most, rates, speed = min(most, LONGEST_COPY), self._text, self._speed
         passes = self._passes if self._timed else None
