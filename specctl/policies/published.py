@@ -172,11 +172,12 @@ class SelfVerify(Rule):
 
 @dataclass(slots=True)
 class SpecDecPlusPlus(Rule):
-    """Stop when 1 - prod_i P_i > h, P_i a head's acceptance probabilities (Huang et al. 2024, arXiv 2405.19715, Alg. 1).
+    """Stop when 1 - prod_i P_i > h, P_i a head's predictions (Huang et al. 2024, arXiv 2405.19715, Alg. 1).
 
-    The product is over the tokens drafted before the newest one, and restarts each round. The head predicts a token's acceptance from the hidden state after the draft has
-    read this token, so the newest token is not in the product, and a round's first step has P = 1. No round stops
-    before ``min_draft`` tokens. The released code uses min_draft = 2 and max_draft = 20; the paper uses h = 0.7.
+    The product is over the tokens drafted before the newest one, and restarts each round. The head predicts a token's
+    acceptance from the hidden state after the draft has read this token, so the newest token is not in the product, and
+    a round's first step has P = 1. No round stops before ``min_draft`` tokens. The released code uses min_draft = 2 and
+    max_draft = 20; the paper uses h = 0.7.
 
     Theorem 4.3 of the paper explains the threshold: drafting is a Markov decision process in which a discarded token
     costs c1 and a verification c2, and it is optimal to stop when
@@ -226,7 +227,7 @@ def implied_threshold(draft: float, target: float) -> float:
 
 @dataclass(slots=True)
 class Disco(Rule):
-    """Stop when C_i < threshold, C_i the predicted acceptance probability of token i (Mamou et al. 2024, arXiv 2405.04304).
+    """Stop when C_i < threshold, C_i token i's predicted acceptance probability (Mamou et al. 2024, arXiv 2405.04304).
 
     C_i is the output of a network of two layers that reads the ten largest probabilities of the distribution that the
     token was drawn from, its entropy, and i. It reads neither the token nor its own earlier predictions, so each token

@@ -1,4 +1,4 @@
-"""Whether and how onnxruntime runs a model."""
+"""Whether onnxruntime can run a model, and how."""
 
 import gc
 import shutil
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
     from specctl.models.onnx.passes import OnnxPasses
 
-NEEDS = ("onnxruntime", "onnxscript")  # Distributions to install for this engine; onnxscript brings onnx
-LONGEST = 1 << 17  # The most positions whose angles are tabulated
+NEEDS = ("onnxruntime", "onnxscript")  # Packages that this engine needs; onnxscript installs onnx
+LONGEST = 1 << 17  # The most positions with tabulated angles
 
 
 class Unable(Exception):  # noqa: N818 - it is a finding
@@ -47,7 +47,7 @@ class Unable(Exception):  # noqa: N818 - it is a finding
 
     Args:
         why: the reason.
-        lasting: whether the same attempt would end the same on another day, when more memory may be free.
+        lasting: whether a retry would fail the same way, even with more free memory.
     """
 
     def __init__(self, why: str, *, lasting: bool = True) -> None:
@@ -82,20 +82,20 @@ def build_onnx_runner(
     keeps: bool = True,
     files: str | None = None,
 ) -> Slot | None:
-    """Open a model's graph, which is made and stored if it is not there.
+    """Open a model's graph, made and stored first if it is missing.
 
     Args:
         model: in eval mode, not quantised.
         vocabulary: the pair's shared vocabulary.
-        name: the model's, in messages.
-        settings: of the other engines, with the callbacks for notices.
+        name: the model's name for messages.
+        settings: the engine settings, with the callbacks for notices.
         quantize: of `rewriting.BITS`, or None.
-        key: of `key_of`; None if it is not known yet.
+        key: from `key_of`; None if not known yet.
         keeps: whether torch's weights stay in memory; without them the model is left as by `release`.
         files: see `key_of`.
 
     Returns:
-        None after a notice with the reason, where torch has to run the model.
+        None, after a notice with the reason, where torch has to run the model.
 
     Raises:
         ModelError: onnxruntime, or a package that exports models for it, is not installed.
@@ -111,10 +111,10 @@ def build_onnx_runner(
     opening = Opening(device, vocabulary, context, quantize, no_trees, ids)
 
     def write(path: Path) -> None:
-        # A tree at the end of the context takes more places than it has positions, and so does a padded pass.
+        # A tree at the end of the context needs more slots than it has positions, and so does a padded pass.
         places = context + (WIDEST if trees else 0) + opening.narrowest - 1
         _write(model, places if context <= LONGEST else 0, quantize, path, trees)
-        gc.collect()  # what the exporter leaves refers to itself
+        gc.collect()  # the exporter leaves reference cycles
         _require_equal(lambda: opening.passes(path), model, vocabulary, quantize, trees=trees)
 
     try:
@@ -125,7 +125,7 @@ def build_onnx_runner(
     except Unable as reason:
         settings.notice(f"{name} runs on torch: {reason}")
         return None
-    if not keeps:  # before onnxruntime reads its own
+    if not keeps:  # frees torch's weights before onnxruntime reads its own
         release(model)
     numbers = {1, settings.most_threads} if settings.most_threads else {torch_threads()}
     passes = opening.fastest(path, weight_bytes(model), numbers, seconds)
@@ -136,16 +136,16 @@ def build_onnx_runner(
 
 
 def release(model: "PreTrainedModel") -> None:
-    """Give back the memory of a model's weights. Its configuration and its modules with their shapes stay."""
+    """Free the memory of a model's weights. Its configuration, its modules and their shapes stay."""
     model.to("meta")  # type: ignore[arg-type]
 
 
 def obstacle(model: "PreTrainedModel", where: Where | None = None) -> str | None:
-    """Why a model cannot be exported by its configuration, as the end of a sentence; None if it can.
+    """Why a model's configuration rules out an export, as the end of a sentence; None if it does not.
 
     Args:
         model: loaded, or its skeleton.
-        where: its weights are or will be; None for those of a loaded model.
+        where: where its weights are or will be; None to look at the loaded model.
     """
     import torch
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -192,19 +192,20 @@ def reads_trees(model: "PreTrainedModel", settings: EngineSettings) -> bool:
 def graph_path(
     key: str, name: str, settings: EngineSettings, write: Callable[[Path], None]
 ) -> tuple[Path, float | None]:
-    """A graph of the store, made if it is not there; where it cannot be stored, in a folder that this process removes.
+    """A graph of the store, made if missing. Where it cannot be stored, it is in a folder that this process removes.
 
     Args:
         key: its name in the store.
-        name: the model's, in messages.
+        name: the model's name for messages.
         settings: with the callbacks for notices.
         write: see `Store.put`.
 
     Returns:
-        Its path, and the seconds that it took to make it; None if it was there.
+        Its path, and the seconds spent on making it; None if it existed.
 
     Raises:
-        Unable: there is no room for it, or ``write`` raised that, now or in an earlier run of the same versions.
+        Unable: there is no room for it, or ``write`` raised this error, now or in an earlier run with the same
+            versions.
     """
     store = Store(cache_folder())
     seconds: float | None = None
@@ -240,7 +241,9 @@ def graph_path(
 
 
 def _write(model: "PreTrainedModel", places: int, quantize: str | None, path: Path, trees: bool) -> None:
-    """Export a model to a file, its weights to another one; with tables of the angles of ``places``, unless it is 0."""
+    """Export a model to a file and its weights to another one, with tables of the angles of ``places`` positions,
+    unless 0.
+    """
     require_exporter()
     import onnx_ir as ir
 
@@ -259,7 +262,7 @@ def _write(model: "PreTrainedModel", places: int, quantize: str | None, path: Pa
 
 
 def first_line(error: Exception) -> str:
-    """The first line of an error's message, cut to 200 characters; its type where it has none."""
+    """The first line of an error's message, cut to 200 characters; the error's type if the message is empty."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)[:200]
 
 
@@ -279,9 +282,9 @@ def _require_equal(
     *,
     trees: bool,
 ) -> None:
-    """Raise `Unable` unless a graph computes what its model computes, in passes of every width.
+    """Raise `Unable` unless a graph computes the same as its model, in passes of every width.
 
-    The model computes before the graph is opened, so that only one of the two has to be in memory.
+    The model runs before the graph is opened, so only one of the two is in memory at a time.
     """
     from specctl.models.onnx.export import difference, expectations, limit
     from specctl.models.running.one_function import ROUNDING, widths_apart
@@ -310,21 +313,21 @@ LONG_RUN = 2_000
 
 
 def may_be_faster(model: "PreTrainedModel", where: Where) -> bool:
-    """Whether onnxruntime may be tried unasked: it is installed, and able to run the model on the CPU.
+    """Whether to try onnxruntime without a request: it is installed, and can run the model on the CPU.
 
     Args:
         model: loaded, or its skeleton.
-        where: its weights are or will be.
+        where: where its weights are or will be.
     """
     return packages_there() and where.device.type == "cpu" and obstacle(model, where) is None
 
 
 def no_room(weights: int, folder: Path) -> str | None:
-    """Why there is no room to make the graph of a model that is loaded, as the end of a sentence; None if there is.
+    """Why there is no room to make a loaded model's graph, as the end of a sentence; None if there is room.
 
     Args:
-        weights: its bytes.
-        folder: where the graph is to be kept.
+        weights: their size in bytes.
+        folder: where the graph is to be stored.
     """
     import psutil  # type: ignore[import-untyped]
 
@@ -345,21 +348,21 @@ def automatic_runner(
     settings: EngineSettings,
     files: Callable[[], str | None] = lambda: None,
 ) -> Slot | None:
-    """Open a model's graph if onnxruntime is installed, able and faster than torch's eager passes.
+    """Open a model's graph if onnxruntime is installed, can run it, and is faster than torch's eager passes.
 
-    A graph is made only for a long run, and only where memory and disk have room for it; else a notice says so. A
-    stored one is used in short runs too. The time of a small round with either engine is measured once for each machine
-    and number of threads, and stored with the graph.
+    A graph is made only for a long run, and only where memory and disk have room for it; otherwise a notice gives the
+    reason. A stored graph is used in short runs too. The time of a small round with either engine is measured once for
+    each machine and number of threads, and stored with the graph.
 
     Args:
         model: in eval mode.
         vocabulary: the pair's shared vocabulary.
-        name: the model's, in messages.
+        name: the model's name for messages.
         settings: the length of the run, and the callbacks for notices.
-        files: returns the hash of the model's files for `key_of`, for which all of them may be read.
+        files: returns the hash of the model's files for `key_of`; this may read all of them.
 
     Returns:
-        None where torch is to run the model.
+        None where torch should run the model.
     """
     from specctl.models.running.eager import EagerPasses
 
@@ -374,7 +377,7 @@ def automatic_runner(
     times, threads = Times(store.times(key)), torch_threads()
     known = times.here(threads)
     if known is not None and known.get(ONNX, 0.0) >= known.get(EAGER, 0.0):
-        return None  # slower, or unable: then nothing is noted
+        return None  # slower, or unable (without times): no notice is needed
     if not long and store.find(key) is None:
         return None
     new = not (store.folder / key).exists() and store.refusal(key) is None
@@ -382,7 +385,7 @@ def automatic_runner(
         settings.notice(f"{name} runs on torch: {why}")
         return None
     eager = 0.0
-    if known is None:  # one after the other, for each holds the weights
+    if known is None:  # one after the other, since each engine holds the weights
         eager = milliseconds(Slot(EagerPasses(model, vocabulary)), vocabulary)
         page_out(model.parameters())
     runner = build_onnx_runner(model, vocabulary, name, settings, key=key, files=known_files)
@@ -393,7 +396,7 @@ def automatic_runner(
 
 
 def milliseconds(runner: Slot, vocabulary: int) -> float:
-    """What a small round takes; the runner's cache is empty afterwards."""
+    """The time of a small round; the runner's cache is empty afterwards."""
     play = small_round([runner], vocabulary)
     (seconds,) = timed(lambda _: play(), [None]).values()
     runner.rollback(0)

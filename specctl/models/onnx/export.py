@@ -1,4 +1,4 @@
-"""Models exported as ONNX graphs by torch's exporter, and the comparison of a graph with its model."""
+"""The export of models as ONNX graphs with torch's exporter, and the comparison of a graph with its model."""
 
 import logging
 import warnings
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 OPSET = 21
-HEAD_MULTIPLE = 8  # What onnxruntime wants the size of a head to be a multiple of
+HEAD_MULTIPLE = 8  # onnxruntime requires a head size that is a multiple of this
 
 
 class CannotExport(Exception):  # noqa: N818 - it is a finding
@@ -37,13 +37,13 @@ class CannotExport(Exception):  # noqa: N818 - it is a finding
 
 
 def as_graph(network: nn.Module, given: Any, sizes: Any, inputs: Sequence[str], outputs: Sequence[str]) -> "ir.Model":
-    """The graph of a network, as torch's exporter makes it.
+    """The graph of a network, from torch's exporter.
 
     Args:
         network: in eval mode.
-        given: its arguments in the traced pass.
-        sizes: by argument, its dimensions that vary: a `torch.export.Dim` for each, or None.
-        inputs, outputs: their names.
+        given: the arguments of the traced pass.
+        sizes: for each argument its dynamic dimensions, a `torch.export.Dim` each, or None.
+        inputs, outputs: names of the graph's inputs and outputs.
 
     Raises:
         CannotExport: torch cannot export it.
@@ -93,12 +93,12 @@ def attention_node(
         rows: queries ``(1, H, T, D)``, keys and values ``(1, K, T, D)``.
         past: the cached keys and values.
         places: ``before`` and ``total`` of `exported`.
-        bias: as there.
-        scale: of products of queries and keys; None for the usual one.
-        settings: further ones of the node.
+        bias: see `exported`.
+        scale: the scale of the attention scores; None for the default.
+        settings: further attributes of the node.
 
     Returns:
-        The mixture of values ``(1, T, H, D)``, and the cache afterwards.
+        The attention output ``(1, T, H, D)``, and the cache afterwards.
     """
     query, key, _ = rows
     _, heads, width, size = query.shape
@@ -106,7 +106,7 @@ def attention_node(
     settings["scale"] = float(size**-0.5 if scale is None else scale)
     mixed, *present = torch.onnx.ops.symbolic_multi_out(
         f"{MICROSOFT}::GroupQueryAttention",
-        # Rotation by tables of cosines and sines, and the positions for them, may be added later.
+        # Inputs for rotation, the tables of cosines and sines and the positions, may be added later.
         (
             *(states.transpose(1, 2).reshape(1, width, -1) for states in rows),
             *past,
@@ -137,7 +137,7 @@ def _quiet() -> Iterator[None]:
             logger.setLevel(level)
 
 
-ATTENTION = "specctl_onnx"  # The name under which transformers knows the attention of exported models
+ATTENTION = "specctl_onnx"  # The name of the exported models' attention in transformers
 TOKENS, ROWS, SEEN = 5, 3, 7
 """Sizes of the traced pass, all different and above 1, so that none is taken for a constant."""
 NUMBERED = ("ids", "positions", "rows", "before", "total")
@@ -145,7 +145,7 @@ NUMBERED = ("ids", "positions", "rows", "before", "total")
 
 @dataclass(slots=True)
 class _Trace:
-    """Inputs of the attention of a model that is being traced, and its caches afterwards, by layer."""
+    """The inputs of a traced model's attention, and its caches after the pass, by layer."""
 
     windows: list[int | None]
     past: Sequence[tuple[torch.Tensor, torch.Tensor]]
@@ -169,7 +169,7 @@ def _attention(
     softcap: float | None = None,
     **more: Any,
 ) -> tuple[torch.Tensor, None]:
-    """transformers' attention as one GroupQueryAttention node, which appends to the cache and masks by itself."""
+    """transformers' attention as one GroupQueryAttention node, which appends to the cache and applies its own mask."""
     trace = _tracing[-1]
     layer = module.layer_idx
     if not isinstance(layer, int) or layer in trace.present:
@@ -191,10 +191,10 @@ def _attention(
 
 
 class _Traced(nn.Module):
-    """One pass: ids ``(1, T)``, positions ``(1, T)``, rows ``(R,)``, and what attention reads.
+    """The traced module: one pass over ids ``(1, T)``, positions ``(1, T)``, rows ``(R,)`` and attention's inputs.
 
-    It gives the logits ``(1, R, V)`` of the rows, the states ``(1, T, D)`` of every layer and the last, and all keys
-    and values.
+    It returns the logits ``(1, R, V)`` of the rows, the states ``(1, T, D)`` of every layer and the last ones, and all
+    keys and values.
     """
 
     def __init__(self, model: PreTrainedModel, windows: list[int | None]) -> None:
@@ -280,19 +280,19 @@ def cache_shapes(model: PreTrainedModel) -> list[CacheShape]:
 
 
 def exported(model: PreTrainedModel, *, trees: bool = False) -> "ir.Model":
-    """The graph of one pass over T tokens that follow those in the cache.
+    """The graph of one pass over T tokens after those in the cache.
 
-    Inputs: ``ids`` and ``positions`` ``(1, T)`` int64; ``rows`` ``(R,)`` int64, the places in the pass whose logits are
-    wanted; ``total`` ``(1,)`` int32, the number of tokens cached after the pass, and ``before`` ``(1,)`` int32, one
-    less; ``past.I.key`` and ``past.I.value`` ``(1, heads, capacity, size)`` for layer I. To read trees also ``bias``
-    ``(1, 1, T, S)``, added to what attention makes of each token and each of the S cached ones.
+    Inputs: ``ids`` and ``positions`` ``(1, T)`` int64; ``rows`` ``(R,)`` int64, the indices in the pass to compute
+    logits for; ``total`` ``(1,)`` int32, the number of tokens cached after the pass, and ``before`` ``(1,)`` int32, one
+    less; ``past.I.key`` and ``past.I.value`` ``(1, heads, capacity, size)`` for layer I. A graph for trees also has
+    ``bias`` ``(1, 1, T, S)``, added to the attention scores of each token and each of the S cached ones.
 
     Outputs: ``logits`` ``(1, R, V)``; ``state.I`` and ``state.last`` ``(1, T, D)``, as `Slot.watch` numbers them;
-    ``present.I.key`` and ``present.I.value``, which may be the memory of the inputs.
+    ``present.I.key`` and ``present.I.value``, which may share memory with the inputs.
 
     Args:
         model: in eval mode, on one device.
-        trees: whether it is to read trees; for a model whose every layer sees the whole text.
+        trees: whether the graph should read trees; only for a model with full attention in every layer.
 
     Raises:
         CannotExport: the model cannot be exported.
@@ -328,7 +328,7 @@ def exported(model: PreTrainedModel, *, trees: bool = False) -> "ir.Model":
 
 
 def _no_mask(*_: Any, **__: Any) -> None:
-    """The node masks by itself."""
+    """No mask: the node applies its own."""
 
 
 @contextmanager
@@ -352,34 +352,34 @@ STEPS = ((1, 0), (5, 3), (1, 0), (8, 8), (2, 1), (16, 4), (1, 0))
 FIRST, COMPARED_ROWS = 24, 8
 """Tokens of the first pass, and the most rows of logits of a pass that are compared together with its states: rows of a
 large vocabulary take much memory. Where weights are rounded, FIRST."""
-LONGEST_WINDOW = 512  # Sliding windows up to here are filled before the comparison
+LONGEST_WINDOW = 512  # Sliding windows up to this size are filled before the comparison
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What a model computes, and its graph has to compute, in a pass."""
+    """The reference results of a model in one pass, to compare its graph with."""
 
     block: list[int]  # the pass's T tokens
-    before: int  # how many tokens the pass follows
-    rows: range  # places in the pass whose logits are compared
-    logits: torch.Tensor  # ``(R, V)`` at these places
+    before: int  # the number of tokens before the pass
+    rows: range  # the indices in the pass to compare logits at
+    logits: torch.Tensor  # ``(R, V)`` at these indices
     states: dict[int, torch.Tensor]  # ``(T, D)`` by layer; empty where they are not compared
-    seen: "np.ndarray | None" = None  # ``(T, T)``, of a tree: which of its tokens each sees; None of a chain
+    seen: "np.ndarray | None" = None  # ``(T, T)``, which of a tree's tokens each token sees; None for a chain
 
 
 def expectations(
     model: PreTrainedModel, vocabulary: int, quantize: str | None = None, *, trees: bool = False
 ) -> list[Expected]:
-    """Passes of a model without a cache, with which its graph's are compared.
+    """The reference passes of a model without a cache, for the comparison with its graph.
 
-    They have several widths, and after some of them tokens are taken back. The model's weights are rounded as the
-    graph's are, because the effect of rounding differs from model to model.
+    They have several widths, with rollbacks between some of them. The model's weights are rounded like the graph's,
+    since the effect of rounding differs from model to model.
 
     Args:
         model: in eval mode; its weights are restored afterwards.
         vocabulary: V, ids are drawn from below it.
         quantize: how the graph's weights were rounded.
-        trees: whether the graph reads trees; none that does is quantised.
+        trees: whether the graph reads trees; quantised graphs never do.
     """
     draws = torch.Generator().manual_seed(16)
 
@@ -399,7 +399,7 @@ def expectations(
             found.append(Expected(block, len(text), rows, logits[:, :vocabulary], kept))
             text += block
             del text[len(text) - back :]
-        if trees:  # two tokens, each right after the text's last one
+        if trees:  # two tokens, both right after the text's last token
             two = tokens(2)
             logits = torch.cat([whole_pass(model, [*text, token], 1)[0][:, :vocabulary] for token in two])
             seen = TreeSight().grown([0, 0], 0)
@@ -410,7 +410,7 @@ def expectations(
 def difference(passes: OnnxPasses, expected: list[Expected], quantize: str | None = None) -> float:
     """The largest difference between a graph's passes and its model's, as `apart` measures it.
 
-    Where weights are rounded it is the root of the mean square.
+    Where weights are rounded it is the root mean square.
 
     Args:
         passes: over the graph.

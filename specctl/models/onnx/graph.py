@@ -1,6 +1,6 @@
 """ONNX graphs opened by onnxruntime, and the memory that their passes read and write.
 
-No torch here, but for graphs on a device: there buffers are torch's tensors, on the host arrays of numpy.
+Only graphs on a device use torch: there buffers are torch tensors, on the host numpy arrays.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     import torch
 
 Array = npt.NDArray[Any]
-ELEMENTS = {"float32": 1, "int32": 6, "int64": 7, "float16": 10, "bfloat16": 16}  # ONNX's numbers for types of elements
-LINE = 64  # Bytes of a line of the processor's caches, at which buffers begin
+ELEMENTS = {"float32": 1, "int32": 6, "int64": 7, "float16": 10, "bfloat16": 16}  # ONNX's numbers for element types
+LINE = 64  # Size of a cache line of the processor in bytes, to which buffers are aligned
 
 
 def state_name(layer: int) -> str:
@@ -30,7 +30,7 @@ def state_name(layer: int) -> str:
 
 
 def element_type(kind: str) -> str:
-    """A type of elements as numpy and torch name it, such as ``float32`` for onnxruntime's ``tensor(float)``."""
+    """An element type as numpy and torch name it, such as ``float32`` for onnxruntime's ``tensor(float)``."""
     name = kind.removeprefix("tensor(").removesuffix(")")
     return "float32" if name == "float" else name
 
@@ -49,16 +49,18 @@ class Memory(Protocol):
         """A buffer; for ``dtype`` see `element_type`."""
 
     def place(self, buffer: Any) -> tuple[str, int, int, Sequence[int], int]:
-        """Where a buffer is, as an `IOBinding` takes it: device and its index, type of elements, shape and address."""
+        """A buffer's location in the form that an `IOBinding` takes: device and its index, element type, shape and
+        address.
+        """
 
     def copied(self, rows: Any) -> Any:
-        """Rows in memory of their own."""
+        """A copy of rows in new memory."""
 
     def like(self, numbers: Array) -> Any:
-        """A buffer for integers that are filled in on the host, by numpy: it takes a tenth of torch's time."""
+        """A buffer for integers, filled on the host by numpy, which takes a tenth of torch's time."""
 
     def send(self, numbers: Iterable[tuple[Array, Any]]) -> None:
-        """Copy integers to the buffers `like` them, and wait until the device has done all its work."""
+        """Copy integers to the buffers made by `like`, and wait until the device has finished all its work."""
 
 
 class HostMemory:
@@ -89,7 +91,7 @@ class HostMemory:
 class DeviceMemory:
     """`Memory` of a device, as tensors of torch.
 
-    What is filled again in each pass must not be an inference tensor.
+    Buffers that each pass fills again must not be inference tensors.
 
     Args:
         device: where the graph runs.
@@ -134,14 +136,14 @@ def open_session(
         path: of a graph as `export.exported` describes it.
         device: a CPU, or a CUDA device for which onnxruntime has its provider.
         threads: for one pass on a CPU.
-        graph: one that takes its place, with the same file of weights.
+        graph: a graph to run instead, with the same file of weights.
     """
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
-    options.log_severity_level = 4  # errors are raised as well
-    # Threads of a pass meet after each of its many nodes, where waking up takes longer than the work does; between
-    # passes a spinning thread would take a core from other work, such as the other model's.
+    options.log_severity_level = 4  # errors are raised anyway
+    # A pass's threads synchronise after each of its many nodes, and waking up would take longer than the node itself.
+    # Between passes, spinning threads would take a core from other work, such as the other model's.
     options.add_session_config_entry("session.intra_op.allow_spinning", "1")
     options.add_session_config_entry("session.force_spinning_stop", "1")
     providers: list[Any] = ["CPUExecutionProvider"]
@@ -153,21 +155,21 @@ def open_session(
 
 
 class OnnxGraph:
-    """A model's graph for one sequence, open, and others that are made of it and opened when they are wanted.
+    """A model's open graph for one sequence, and graphs derived from it, opened on demand.
 
     Args:
         path: of a graph as `export.exported` describes it.
         device, threads: see `open_session`.
 
     Attributes:
-        session: of the graph for one sequence.
-        signals, steps: of the graphs that compute signals, and that read one token of each of any number of sequences;
-            None until one is opened.
-        bytes: of its files.
+        session: the graph for one sequence.
+        signals, steps: the graph that computes signals, and the graph that reads one token of each of any number of
+            sequences; None until opened.
+        bytes: the size of its files.
         dtype: of logits, states and caches.
         columns, width: of logits and of states.
-        layers: how many decoder layers have states.
-        caches: heads and size of each cache, by the name of the input.
+        layers: the number of decoder layers with states.
+        caches: heads and head size of each cache, by input name.
         placed: whether it reads positions.
         trees: whether it reads trees.
     """
@@ -192,5 +194,5 @@ class OnnxGraph:
         assert device.type == "cpu" or not self.trees, "trees are read on a CPU"
 
     def opened(self, rows: int | Literal["signals"] | None) -> onnxruntime.InferenceSession:
-        """Open a graph made of this one; for ``rows`` see `store.derived_graph`."""
+        """Open a graph derived from this one; for ``rows`` see `store.derived_graph`."""
         return open_session(self.path, self.device, self.threads, derived_graph(self.path, rows))

@@ -1,4 +1,4 @@
-"""Graphs made of an exported one: for the tokens of several sequences, and with the signals of its logits."""
+"""Graphs derived from an exported one: for the tokens of several sequences, and with signals of the logits."""
 
 from collections.abc import Sequence
 from itertools import chain
@@ -9,23 +9,23 @@ import onnx_ir as ir
 
 
 def packed_graph(path: Path, rows: int | None) -> bytes:
-    """A graph of `export.exported` for chains, whose pass reads the tokens of several sequences.
+    """A graph from `export.exported` for chains, rewritten to read the tokens of several sequences in one pass.
 
-    Norms, projections and feed-forward layers see the N tokens of all sequences in ``(1, N)``. Only attention knows of
-    sequences. It is a node for each, over that sequence's own buffers, so that nothing is padded; onnxruntime has none
-    for several tokens of several sequences. For one token of each it has one, which takes a third to two thirds of the
-    time of as many nodes.
+    Norms, projections and feed-forward layers see the N tokens of all sequences in ``(1, N)``. Only attention
+    distinguishes sequences. It is one node per sequence, over the sequence's own buffers, so that nothing is padded:
+    onnxruntime has no node for several tokens of several sequences. For one token of each it has one, which takes a
+    third to two thirds of the time of separate nodes.
 
-    Inputs: as there, and of a graph for ``rows`` sequences ``sizes`` ``(rows,)`` int64, how many tokens each has in the
-    pass, at least one; ``before``, ``total``, ``past.I.key`` and ``past.I.value`` are there for every sequence r, with
-    ``.r`` at the end. Of a graph for one token of each of N sequences ``before`` is ``(N,)``, ``total`` the longest
-    sequence's, and caches are ``(N, heads, capacity, head_dim)``.
-    Outputs: ``logits``, ``state.I`` and ``state.last`` ``(1, N, D)``, and ``present.I.key`` and ``present.I.value``,
-    with ``.r`` at the end where the caches have it.
+    Inputs: those of `export.exported`. A graph for ``rows`` sequences also has ``sizes`` ``(rows,)`` int64, the number
+    of tokens of each in the pass, at least 1; it has ``before``, ``total``, ``past.I.key`` and ``past.I.value`` for
+    every sequence r, with the suffix ``.r``. In a graph for one token of each of N sequences, ``before`` is ``(N,)``,
+    ``total`` the longest sequence's, and caches are ``(N, heads, capacity, head_dim)``. Outputs: ``logits``,
+    ``state.I`` and ``state.last`` ``(1, N, D)``, and ``present.I.key`` and ``present.I.value``, with the suffix ``.r``
+    where the caches have it.
 
     Args:
-        path: of the graph; its weights stay in their file, from whose folder they have to be read.
-        rows: how many sequences, at least 2; None for any number of them, of which each has one token.
+        path: of the graph; its weights stay in their file, and must be read from that file's folder.
+        rows: the number of sequences, at least 2; None for any number with one token each.
     """
     model = ir.load(path)
     graph = model.graph
@@ -51,11 +51,11 @@ Made = tuple[list[ir.Node], list[ir.Value], list[ir.Value]]
 
 
 class _Apart:
-    """Attention of each of some sequences by a node of its own.
+    """Attention with a separate node for each sequence.
 
     Args:
-        numbers: the inputs ``before`` and ``total`` of one.
-        rows: how many there are.
+        numbers: the inputs ``before`` and ``total`` of the original graph.
+        rows: the number of sequences.
     """
 
     def __init__(self, numbers: Sequence[ir.Value], rows: int) -> None:
@@ -88,10 +88,10 @@ class _Apart:
 
 
 class _Together:
-    """Attention of all sequences by one node, for a token of each.
+    """Attention of all sequences in one node, for one token of each.
 
     Args:
-        graph: it gets what turns tokens of one sequence into those of many, and back.
+        graph: receives the nodes that turn the tokens of one sequence into those of many, and back.
         numbers: see `_Apart`.
     """
 
@@ -118,7 +118,7 @@ class _Together:
 
 
 def _attention(node: ir.Node, inputs: Sequence[ir.Value | None], past: Sequence[ir.Value]) -> ir.Node:
-    """A node of the same attention over other inputs."""
+    """A node with the same attention over other inputs."""
     made = ir.Node(node.domain, node.op_type, inputs, attributes=node.attributes.values(), num_outputs=3)
     for there, cache in zip(made.outputs[1:], past, strict=True):
         there.name, there.type, there.shape = str(cache.name).replace("past", "present"), cache.type, cache.shape
@@ -126,7 +126,7 @@ def _attention(node: ir.Node, inputs: Sequence[ir.Value | None], past: Sequence[
 
 
 def _like(value: ir.Value, name: str, first: str | None = None) -> ir.Value:
-    """A value of the same kind; ``first`` is the name of its first dimension, in place of what that was."""
+    """A value of the same kind with its first dimension renamed to ``first``."""
     shape = value.shape
     if first is not None and shape is not None:
         shape = ir.Shape([first, *shape.dims[1:]])
@@ -134,13 +134,13 @@ def _like(value: ir.Value, name: str, first: str | None = None) -> ir.Value:
 
 
 def signals_graph(path: Path) -> bytes:
-    """A graph of `export.exported` with two more outputs: ``entropy`` in nats and ``top_prob``, each ``(1, R)``.
+    """A graph from `export.exported` with two more outputs: ``entropy`` in nats and ``top_prob``, each ``(1, R)``.
 
-    After a pass numpy takes 30 to 50 microseconds for them, mostly waiting for its own code and memory; five more nodes
-    take 10.
+    Computed by numpy after a pass they take 30 to 50 microseconds, mostly cache misses; as five more nodes they take
+    10.
 
     Args:
-        path: of the graph; its weights stay in their file, from whose folder they have to be read.
+        path: of the graph; its weights stay in their file, and must be read from that file's folder.
     """
     model = ir.load(path)
     graph = model.graph

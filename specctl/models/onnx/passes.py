@@ -25,37 +25,37 @@ from specctl.models.running.threads import fastest, small_round, timed
 if TYPE_CHECKING:
     import torch
 
-CAPACITY = 256  # Tokens to make room for at first; the buffers double when one of them is full
-PIECE = 512  # Tokens of a prompt that go through the graph at once, so that attention's scratch memory stays small
+CAPACITY = 256  # Initial capacity in tokens; the buffers double when full
+PIECE = 512  # Prompt tokens in one pass, limited so that attention's scratch memory stays small
 BOUND_WIDTH = 64
 """Passes over one sequence that are at most this wide keep their inputs bound for the next of the same kind."""
 SMALL = 64 << 20
 """Bytes of a graph with its weights up to which several of it are opened, each with weights of its own, for passes over
 fewer sequences and for those that compute signals."""
-SIGNALS_WORTH = 100  # Passes that wanted signals before a graph is opened that computes them
-FILLER = 0  # Read by sequences that have nothing to read, after what they hold; their next token overwrites it
+SIGNALS_WORTH = 100  # Passes that wanted signals before a graph that computes them is opened
+FILLER = 0  # Read by sequences with nothing to read, after their cached tokens; their next token overwrites it
 SIZES, SIZE_WORTH = (4, 8), 128
 """Numbers of sequences for which a graph of their own is opened after this number of passes that could have used it."""
-LATELY = 16  # Passes after which a sequence that had nothing to read is taken for an empty place
-MOST_BOUND = 64  # Choices of several sequences whose buffers stay bound, and kinds of passes over each of several
-MOST_KINDS = 256  # Kinds of passes over one sequence that stay bound
+LATELY = 16  # Passes without tokens after which a sequence counts as an empty slot
+MOST_BOUND = 64  # How many choices of sequences, and kinds of passes over each choice, stay bound
+MOST_KINDS = 256  # How many kinds of passes over one sequence stay bound
 NARROWEST = 2
 """The fewest tokens of a pass on a CPU where weights are rounded: onnxruntime, by its own choice, computes a single row
 otherwise than several. Measured on the embedded target, its logits differ by 0.015 (8 bits) and 0.023 (4 bits) of their
 spread. Passes of two and more agreed bit for bit."""
 ONE_THREAD = 16 << 20
 """Bytes of weights up to which a model runs with one thread: its passes are over before others have their part."""
-WIDEST = 8  # Tokens of a sequence from which on a pass over all is not weighed against others: it is a prompt's
-RISING = 1.02  # The factor by which the least time of a pass is taken to have risen when the next one is timed
-AGAIN = 128  # One in this number of decisions takes the way that seems slower, to time it again
+WIDEST = 8  # A sequence with more tokens than this reads a prompt, and the ways of its pass are not compared
+RISING = 1.02  # The least time of a pass is assumed to rise by this factor between two measurements
+AGAIN = 128  # One in this many decisions takes the seemingly slower way, to time it again
 
 
 class _Integers:
     """An input of a few integers.
 
     Attributes:
-        host: to fill in before a pass.
-        there: what the pass reads: the same memory on the host, a copy by `Memory.send` on another device.
+        host: to be filled before a pass.
+        there: the pass's input: the same memory on the host, a copy by `Memory.send` on a device.
     """
 
     def __init__(self, numbers: Array, memory: Memory) -> None:
@@ -70,51 +70,51 @@ class _Integers:
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """The results of a pass over one sequence: logits ``(R, V)`` and the states ``(T, D)`` that were asked for.
+    """The results of a pass over one sequence: logits ``(R, V)`` and the requested states ``(T, D)``.
 
-    They are of the memory's own kind: arrays of numpy on the host.
+    They have the memory's own type: numpy arrays on the host.
     """
 
-    logits: Any  # of the rows
+    logits: Any  # ``(R, V)``
     states: dict[int, Any]  # by layer
     shared: bool  # whether the next pass overwrites them
-    signals: Signals | None = None  # see `Forward`, of R rows; None where they were not asked for
+    signals: Signals | None = None  # see `Forward`, for R rows; None if not requested
 
 
 class _Kind(NamedTuple):
-    """What passes over one sequence must have in common to share what is bound."""
+    """The properties that passes over one sequence must share to reuse the same bindings."""
 
     slot: int
     width: int  # T
     rows: int  # R
-    layers: tuple[int, ...]  # whose states they give
+    layers: tuple[int, ...]  # the layers to return states of
     signals: bool
 
 
 @dataclass(slots=True)
 class _BoundOne:
-    """A kind of pass over one sequence with its inputs and results bound: only their contents change."""
+    """A kind of pass over one sequence with bound inputs and results; only their contents change."""
 
     session: onnxruntime.InferenceSession
     binding: onnxruntime.IOBinding
     ids: _Integers  # (1, T) int64
     positions: _Integers | None  # (1, T) int64; None where the graph does not read them
     rows: _Integers  # (R,) int64
-    sent: Sequence[tuple[Array, Any]]  # what every pass fills in that is to be sent, and where
+    sent: Sequence[tuple[Array, Any]]  # the arrays that every pass fills and sends, with their destinations
     results: Results
 
 
 @dataclass(slots=True)
 class _BoundSeveral:
-    """Passes over some sequences on the host whose buffers are bound, and what was bound for the last of them."""
+    """Passes over some sequences on the host with bound buffers, and the bindings of the last pass."""
 
     session: onnxruntime.InferenceSession
     binding: onnxruntime.IOBinding
-    sizes: Array  # (S,) tokens of each
-    before: Array  # (S, 1) tokens that it holds after the pass, less one
-    total: Array  # (S, 1) tokens that it holds after the pass
-    longest: Array  # (1,) the largest of these
-    kind: tuple[int, int] = (0, 0)  # N tokens and R rows of logits of the last pass
+    sizes: Array  # (S,) number of tokens of each
+    before: Array  # (S, 1) cached tokens after the pass, minus one
+    total: Array  # (S, 1) cached tokens after the pass
+    longest: Array  # (1,) the largest of `total`
+    kind: tuple[int, int] = (0, 0)  # N tokens and R rows of logits in the last pass
     ids: Array = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # (N,)
     positions: Array = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # (N,)
     rows: Array = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # (R,)
@@ -129,30 +129,30 @@ class _BoundSeveral:
 
 
 class PassWays:
-    """Learns what passes take, and which way takes less.
+    """Learns the times of passes, and which way of reading several sequences is faster.
 
-    A pass takes what it took at least with as many tokens, else with the nearest number that was timed; less in
-    proportion if that is larger, so that a way which may be faster is tried.
+    The estimate for a pass is the least time measured with the same number of tokens, else with the nearest one. If
+    that number is larger, the time is scaled down in proportion, so that a way that may be faster gets tried.
 
     Args:
-        rows: sequences of a pass over all.
+        rows: the number of sequences in a pass over all.
     """
 
     def __init__(self, rows: int) -> None:
         self._rows = rows
-        self._one: dict[int, float] = {}  # seconds of a pass over one sequence, by its tokens
-        self._all: dict[int, float] = {}  # of one over all, by theirs, fillers included
+        self._one: dict[int, float] = {}  # seconds of a pass over one sequence, by its number of tokens
+        self._all: dict[int, float] = {}  # seconds of a pass over all, by its number of tokens with fillers
         self._decided = 0
 
     def apart(self, sizes: Sequence[int], fillers: int) -> bool:
-        """Whether some sequences are to have a pass each.
+        """Whether these sequences should have a separate pass each.
 
         Args:
-            sizes: how many tokens each of them reads.
-            fillers: how many others would read one each.
+            sizes: the number of tokens that each of them reads.
+            fillers: the number of other sequences that would read one filler each.
         """
         few = 1 < len(sizes) <= self._rows // 2
-        if not few or max(sizes) > WIDEST or not self._all:  # which is timed first
+        if not few or max(sizes) > WIDEST or not self._all:  # the pass over all is timed first
             return False
         if not self._one:
             return True
@@ -162,11 +162,11 @@ class PassWays:
         return less is not (self._decided % AGAIN == 0)
 
     def took(self, tokens: int, seconds: float, *, alone: bool) -> None:
-        """A pass was made.
+        """Record the time of a pass.
 
         Args:
-            tokens: that it read, fillers included.
-            seconds: that it took.
+            tokens: the number of tokens read, with fillers.
+            seconds: its duration.
             alone: whether it was over one sequence.
         """
         if tokens > (WIDEST if alone else WIDEST * self._rows):
@@ -185,31 +185,31 @@ def _expected(known: dict[int, float], tokens: int) -> float:
 class OnnxPasses(Passes):
     """`Passes` of an exported graph, over buffers ``(slots, heads, capacity, size)`` that it owns.
 
-    A pass writes in place, a rollback only moves the caller's counter. A pass over one sequence is one of the graph for
-    one. Passes over several sequences, on a CPU, are of a graph of `packed_graph` over all of them, in which those that
-    have nothing to read read a filler. Where few sequences have something to read they have passes of their own one
-    after the other, if that takes less time (`PassWays`). Where few have had anything to read for long, a graph for
-    fewer sequences reads them. One token of each is read by a graph of its own.
+    A pass writes in place; a rollback only moves the caller's counter. A pass over one sequence runs the exported
+    graph. Passes over several sequences, on a CPU, run a graph from `packed_graph` over all of them; sequences with
+    nothing to read then read a filler. Where few sequences have something to read, they are read by separate passes, if
+    that is faster (`PassWays`). Where this has been so for long, a graph for fewer sequences reads them. A separate
+    graph reads one token of each.
 
     Args:
         graph: of the model.
-        memory: of the device that the graph runs on.
+        memory: memory of the device that the graph runs on.
         vocabulary: V, the pair's shared vocabulary; logits beyond it are cut off.
         context: the most tokens of a sequence.
-        engine: its name in reports.
-        no_trees: why the graph does not read trees, as the end of a sentence; None if it does.
-        draft_vocabulary: the ids of the columns of the graph's logits; None where a column is an id.
-        narrowest: the fewest tokens of a pass over one sequence; to fewer, others are added that no caller sees.
-        slots: how many sequences.
-        watched: layers whose states every pass gives, numbered as `Slot.watch` numbers them.
-        apart: whether each sequence has passes of its own, whose shape does not depend on the others.
+        engine: the engine's name in reports.
+        no_trees: why the graph cannot read trees, as the end of a sentence; None if it can.
+        draft_vocabulary: the ids of the columns of the graph's logits; None where columns are ids.
+        narrowest: the fewest tokens of a pass over one sequence; narrower passes are padded, invisibly to callers.
+        slots: the number of sequences.
+        watched: layers to return states of in every pass, numbered as in `Slot.watch`.
+        apart: whether each sequence has separate passes, so that their shape does not depend on the others.
 
     Attributes:
-        capacity: tokens of a sequence that there is room for.
+        capacity: the number of tokens of a sequence that fit.
     """
 
     preparing_seconds: float | None = None
-    # the file of the `GraphFacts` of its model; None where the model cannot be known again by its files
+    # the file of the model's `GraphFacts`; None where its files do not identify the model
     facts: Path | None = None
 
     def __init__(
@@ -238,25 +238,27 @@ class OnnxPasses(Passes):
         self._vocabulary, self._narrowest, self._apart = vocabulary, narrowest, apart
         self._watched = tuple(watched)
         self._sight = TreeSight()
-        self._missed_signals = 0  # passes that wanted signals which no graph computed
+        self._missed_signals = 0  # passes that wanted signals without a graph that computes them
         self._can_signal = 0 < self.rows_bytes <= SMALL and graph.columns <= vocabulary
         self.capacity = min(CAPACITY, context)
         self._buffers = self._allocated(self.capacity)
         self.token_bytes = sum(int(buffer[:1, :, :1].nbytes) for buffer in self._buffers.values())
-        # Attention on a GPU wants the number of tokens on the host and the one before on the device.
+        # On a GPU, attention takes ``total`` from the host and ``before`` from the device.
         self._before = _Integers(np.zeros(1, dtype=np.int32), memory)
         self._total = _Integers(np.zeros(1, dtype=np.int32), ON_HOST)
-        self._no_bias = ON_HOST.zeros([0], "float32")  # of a chain
-        self._results: dict[tuple[int | None, int], Any] = {}  # by layer, None for logits, and the most rows
+        self._no_bias = ON_HOST.zeros([0], "float32")  # the empty bias of a chain
+        self._results: dict[tuple[int | None, int], Any] = {}  # by layer, None for logits, and largest number of rows
         self._bound_one: dict[tuple[int, int, int, tuple[int, ...], bool], _BoundOne] = {}  # by `_Kind`
         # Of several sequences:
         self._sessions = {slots: graph.opened(slots)} if slots > 1 else {}
-        self._missed = dict.fromkeys((size for size in SIZES if size < slots), 0)  # passes, by the size of a graph
-        self._opens = 0 < self.rows_bytes <= SMALL and not apart  # whether further graphs are opened
+        # Passes that a smaller graph could have read, by its size.
+        self._missed = dict.fromkeys((size for size in SIZES if size < slots), 0)
+        self._opens = 0 < self.rows_bytes <= SMALL and not apart  # whether further graphs may be opened
         self._ways = PassWays(slots)
         self._lengths = [0] * slots
-        self._made = 0  # passes
-        self._read_at = dict.fromkeys(range(slots), -LATELY)  # the last pass in which a sequence had something to read
+        self._made = 0  # number of passes so far
+        # The last pass in which each sequence had something to read.
+        self._read_at = dict.fromkeys(range(slots), -LATELY)
         self._bound: dict[tuple[tuple[int, ...], tuple[int, ...], bool], _BoundSeveral] = {}
 
     def _like_this(self, slots: int, *, apart: bool = False) -> "OnnxPasses":
@@ -294,7 +296,7 @@ class OnnxPasses(Passes):
     def copy(self, source: int, slot: int, start: int, stop: int) -> None:
         for buffer in self._buffers.values():
             buffer[slot, :, start:stop] = buffer[source, :, start:stop]
-        self._lengths[slot] = stop  # fillers are written after them
+        self._lengths[slot] = stop  # fillers are written after these
 
     def answer(self, request: Request) -> Any:
         return self._one(request) if self.slots == 1 and request.reader is None else super().answer(request)
@@ -302,7 +304,7 @@ class OnnxPasses(Passes):
     def forward(self, requests: Sequence[Request]) -> list[Forward]:
         if self.slots == 1:
             return [self._one(request) for request in requests]
-        alone = self._narrowest == 1  # else a pass over one computes otherwise than one over several
+        alone = self._narrowest == 1  # otherwise a pass over one sequence rounds differently from one over several
         chosen = self._chosen([request.slot for request in requests])
         if alone and len(requests) == 1:
             return [self._one_of_several(requests[0])]
@@ -312,29 +314,29 @@ class OnnxPasses(Passes):
         return self._together(requests, chosen)
 
     def _reserve(self, tokens: int) -> None:
-        """Make room for this number of tokens of each sequence."""
+        """Make room for this many tokens of each sequence."""
         if tokens <= self.capacity:
             return
         filled = self.capacity
-        # Padding of a `FixedWidthPasses` may end beyond the context.
+        # Padding by `FixedWidthPasses` may extend beyond the context.
         capacity = max(tokens, 2 * filled)
         grown = self._allocated(capacity)
         for name, buffer in grown.items():
             buffer[:, :, :filled] = self._buffers[name][:, :, :filled]
-        self._buffers, self.capacity = grown, capacity  # not before all are there: memory may run out
+        self._buffers, self.capacity = grown, capacity  # only now, since memory may run out before all buffers exist
         self._bound_one.clear()
         self._bound.clear()
 
     def _allocated(self, capacity: int) -> dict[str, Any]:
         capacity += self._narrowest - 1
-        # Zeros: what lies after the sequence is multiplied by 0, and uninitialised memory may hold NaN.
+        # Zeros: slots after the sequence are multiplied by 0, and uninitialised memory may hold NaN.
         return {
             name: self.memory.zeros((self.slots, heads, capacity, size), self.graph.dtype)
             for name, (heads, size) in self.graph.caches.items()
         }
 
     def _room(self, layer: int | None, rows: int) -> Any:  # (rows, columns or width)
-        """Memory for logits or a layer's states, which kinds of passes of about as many rows share."""
+        """Memory for logits or a layer's states, shared by kinds of passes with about as many rows."""
         size = 1 << (rows - 1).bit_length()
         if (found := self._results.get((layer, size))) is None:
             width = self.graph.columns if layer is None else self.graph.width
@@ -358,7 +360,7 @@ class OnnxPasses(Passes):
             states = {layer: self._owned(rows, found) for layer, rows in states.items()}
         if not hidden:
             return Forward(logits, None, states or None, self.draft_vocabulary, None, found.signals)
-        import torch  # a caller that reads the last states is a network
+        import torch  # a caller that reads the last states is a torch network
 
         last = torch.as_tensor(self._owned(states[LAST][len(tokens) - keep :], found))
         watched = {layer: states[layer] for layer in self._watched} if self._watched else None
@@ -377,7 +379,7 @@ class OnnxPasses(Passes):
         return joined(parts)
 
     def _signals(self) -> bool:
-        """Whether a graph computes signals; it is opened once some passes have wanted it."""
+        """Whether a graph computes signals; it is opened after enough passes that wanted it."""
         if self.graph.signals is None:
             self._missed_signals += self._can_signal
             if self._missed_signals <= SIGNALS_WORTH:
@@ -385,7 +387,8 @@ class OnnxPasses(Passes):
             try:
                 with preparing():
                     self.graph.signals = self.graph.opened("signals")
-            except (ImportError, OSError):  # nothing to make it with, or no place for it: the host goes on reading
+            # A missing package, or no place for the graph: the host keeps computing signals.
+            except (ImportError, OSError):
                 self._can_signal, self._missed_signals = False, 0
         return self.graph.signals is not None
 
@@ -404,12 +407,12 @@ class OnnxPasses(Passes):
         Args:
             slot: the sequence.
             tokens: T ids.
-            after: how many of the cached tokens they follow; later ones are overwritten.
-            keep: the number of last tokens whose logits are wanted; R is at least 1.
-            layers: whose states are wanted.
-            seen: of a tree, which of its B + T tokens, the last ones, each of these sees, ``(T, B + T)``; None for a
-                chain.
-            signals: whether they are wanted; there is a graph that computes them.
+            after: the number of cached tokens before them; later ones are overwritten.
+            keep: the number of last tokens to compute logits for; R is at least 1.
+            layers: the layers to return states of.
+            seen: for a tree, ``(T, B + T)``: which of its B + T tokens, the last ones, each of the T tokens sees; None
+                for a chain.
+            signals: whether to return signals; there must be a graph that computes them.
         """
         width = len(tokens)
         if after + width > self.capacity:
@@ -421,16 +424,16 @@ class OnnxPasses(Passes):
         self._before.host[0] = end - 1
         self._total.host[0] = end
         if width == 1:
-            bound.ids.host[0, 0] = tokens[0]  # half of the time that a slice takes
+            bound.ids.host[0, 0] = tokens[0]  # takes half of a slice's time
         else:
             bound.ids.host[0, :width] = tokens
         if bound.positions is not None:
             start = 0 if seen is None else after + width - seen.shape[1]
             placed = range(after, after + width) if seen is None else start + seen.sum(1) - 1
             bound.positions.host[0, :width] = placed
-            bound.positions.host[0, width:] = after  # any that the model knows
+            bound.positions.host[0, width:] = after  # padding may have any valid position
         if self.graph.trees:
-            bias = self._bias(width, after, seen)  # until the pass has run
+            bias = self._bias(width, after, seen)  # referenced until the pass has run
             bound.binding.bind_input("bias", *ON_HOST.place(bias))
         if bound.sent:
             self.memory.send(bound.sent)
@@ -475,7 +478,7 @@ class OnnxPasses(Passes):
         return bound
 
     def _results_of(self, kind: _Kind) -> tuple[Results, dict[int, Any]]:
-        """Memory for the results of a kind of pass, which narrow ones share, and all of it that the states take."""
+        """Memory for the results of a kind of pass, shared by narrow ones, and the whole buffers behind the states."""
         width, shared = max(kind.width, self._narrowest), kind.width <= BOUND_WIDTH
         if shared:
             logits, states = self._room(None, kind.rows), {layer: self._room(layer, width) for layer in kind.layers}
@@ -487,7 +490,9 @@ class OnnxPasses(Passes):
         return Results(logits, read, shared, signals), states
 
     def _bias(self, width: int, after: int, seen: Seen | None) -> npt.NDArray[np.float32]:
-        """``(1, 1, T, S)``: zeros, but for what a token of a tree does not see; none sees what comes after it."""
+        """``(1, 1, T, S)`` attention bias: hides from each token of a tree the tokens that it does not see; 0
+        elsewhere.
+        """
         end, width = after + width, max(width, self._narrowest)
         shape = 1, 1, width, after + width
         if seen is not None:
@@ -501,7 +506,7 @@ class OnnxPasses(Passes):
     # Several sequences
 
     def _one_of_several(self, request: Request) -> Forward:
-        """A pass over one sequence of several, timed unless it had to be bound."""
+        """A pass over one of several sequences, timed unless it had to be bound first."""
         bound, began = len(self._bound_one), perf_counter()
         found = self._one(request)
         self._lengths[request.slot] = request.after + len(request.tokens)
@@ -510,11 +515,13 @@ class OnnxPasses(Passes):
         return found
 
     def _takes_longer(self, requests: Sequence[Request], size: int) -> bool:
-        """Whether a pass over ``size`` sequences takes longer than one over each that has something to read."""
+        """Whether one pass over ``size`` sequences takes longer than separate passes."""
         return self._ways.apart([len(each.tokens) for each in requests], size - len(requests))
 
     def _chosen(self, asked: Sequence[int]) -> tuple[int, ...]:
-        """The sequences of a pass: those that had something to read lately, which seldom change and stay bound."""
+        """The sequences of a pass: those with something to read lately, a choice that rarely changes and so stays
+        bound.
+        """
         self._made += 1
         self._read_at.update(dict.fromkeys(asked, self._made))
         if len(asked) == 1 and self._narrowest == 1:
@@ -525,7 +532,7 @@ class OnnxPasses(Passes):
         return tuple(sorted([*lately, *islice(others, size - len(lately))]))
 
     def _size_for(self, count: int) -> int:
-        """How many sequences a pass reads that has to read ``count`` of them."""
+        """The number of sequences in the pass, at least ``count``."""
         size = next((size for size in self._missed if size >= count), self.slots)
         if size in self._sessions:
             return size
@@ -537,18 +544,18 @@ class OnnxPasses(Passes):
         return size
 
     def _steps_together(self, chosen: tuple[int, ...], tokens: int) -> bool:
-        """Whether sequences that lie side by side have a token each, and there is a graph for that."""
+        """Whether adjacent sequences have one token each, and there is a graph for that."""
         return self._opens and 1 < tokens == len(chosen) == 1 + chosen[-1] - chosen[0]
 
     def _together(self, requests: Sequence[Request], chosen: tuple[int, ...]) -> list[Forward]:
-        """A pass over the chosen sequences, of which some have requests."""
+        """A pass over the chosen sequences, with requests for some of them."""
         began = perf_counter()
         asked = {request.slot: request for request in requests}
         tokens: list[int] = []
         places: list[int] = []
         wanted: list[int] = []
         sizes: list[int] = []
-        lengths = self._lengths.copy()  # of all, if the pass is made: memory may run out before
+        lengths = self._lengths.copy()  # committed only after the pass, since memory may run out before
         for slot in chosen:
             request, length = asked.get(slot), lengths[slot]
             if request is None:
@@ -598,7 +605,7 @@ class OnnxPasses(Passes):
         if self._watched:
             found.states = {layer: bound.states[layer][tokens] for layer in self._watched}
         if request.hidden:
-            import torch  # a caller that reads the last states is a network
+            import torch  # a caller that reads the last states is a torch network
 
             found.hidden = torch.from_numpy(bound.states[LAST][tokens.stop - request.keep : tokens.stop].copy())
 
@@ -616,7 +623,7 @@ class OnnxPasses(Passes):
         longest = np.zeros(1, dtype=np.int32)
         sizes = np.ones(count, dtype=np.int64)
         bound = _BoundSeveral(session, session.io_binding(), sizes, before, total, longest)
-        if steps:  # it reads what lies side by side
+        if steps:  # this graph reads adjacent slots
             parts = [("", slice(chosen[0], chosen[-1] + 1), before[:, 0], longest)]
         else:
             bound.give("sizes", sizes)
@@ -633,7 +640,7 @@ class OnnxPasses(Passes):
         return bound
 
     def _resize(self, bound: _BoundSeveral, width: int, rows: int, layers: tuple[int, ...]) -> None:
-        """Bind inputs and results of N tokens, with R rows of logits."""
+        """Bind inputs and results for N tokens and R rows of logits."""
         bound.kind = 0, 0  # until all is bound: memory may run out
         bound.ids, bound.positions, bound.rows = (np.zeros(size, dtype=np.int64) for size in (width, width, rows))
         bound.logits = self._room(None, rows)
@@ -649,21 +656,21 @@ class OnnxPasses(Passes):
 
 
 def _copied(found: Forward) -> Forward:
-    """In memory that the next pass leaves alone."""
+    """A copy that the next pass does not overwrite."""
     assert isinstance(found.columns, np.ndarray), "several sequences are read on the host"
     return Forward(found.columns.copy(), found.hidden, kept_states(found.states), found.vocabulary)
 
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """How a graph is to run."""
+    """How to run a graph."""
 
-    device: "torch.device"  # where it runs
+    device: "torch.device"  # the device to run on
     vocabulary: int  # the pair's shared vocabulary
     context: int  # the most tokens of a sequence
     quantize: str | None  # how its weights are rounded, or None
     no_trees: str | None  # see `OnnxPasses`
-    # the ids of the columns of its logits; None where a column is an id
+    # the ids of the columns of its logits; None where columns are ids
     draft_vocabulary: DraftVocabulary | None = None
 
     @property
@@ -681,7 +688,7 @@ class Opening:
 
         Args:
             path: of the graph.
-            seconds: wall time that was spent on making it; None if it was there.
+            seconds: wall time spent on making it; None if it existed.
             threads: of a pass on a CPU.
         """
         passes = OnnxPasses(
@@ -698,14 +705,14 @@ class Opening:
         return passes
 
     def fastest(self, path: Path, weight_bytes: int, numbers: Set[int], seconds: float | None = None) -> OnnxPasses:
-        """Passes with the number of threads that takes the least time.
+        """Passes with the fastest number of threads.
 
-        The numbers are tried one after the other, for each session holds the weights in a form of its own.
+        The numbers are tried one after the other, since each session holds its own copy of the weights.
 
         Args:
             path, seconds: see `passes`.
             weight_bytes: of its model.
-            numbers: of threads, to choose from; a small model gets one anyway.
+            numbers: the numbers of threads to choose from; a small model always gets one.
         """
         choices = [1] if weight_bytes <= ONE_THREAD else sorted(numbers)
         if len(choices) == 1:
@@ -713,7 +720,7 @@ class Opening:
         tried: dict[int, list[float]] = {}
         passes: OnnxPasses | None = None
         for threads in choices:
-            passes = None  # before the next is opened
+            passes = None  # frees the session before the next one is opened
             passes = self.passes(path, seconds, threads)
             tried |= self._tried(passes, threads)
         if (best := fastest(tried)) != choices[-1]:
@@ -724,6 +731,6 @@ class Opening:
         return passes
 
     def _tried(self, passes: OnnxPasses, threads: int) -> dict[int, list[float]]:
-        """Seconds of small rounds, by their number of threads."""
+        """Seconds of small rounds, by number of threads."""
         play = small_round([Slot(passes)], self.vocabulary)
         return timed(lambda _: play(), [threads])

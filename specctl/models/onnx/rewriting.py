@@ -1,4 +1,4 @@
-"""Exported graphs rewritten into the few nodes that onnxruntime computes fast, and their weights rounded."""
+"""Rewrites exported graphs into the few nodes that onnxruntime runs fast, and rounds their weights."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,11 +9,11 @@ import onnxruntime
 from onnx_ir.passes import common
 from onnxscript import optimizer
 
-MICROSOFT = "com.microsoft"  # The domain of the nodes that only onnxruntime knows
+MICROSOFT = "com.microsoft"  # The domain of onnxruntime's own node types
 
 
 def constant(value: ir.Value | None) -> "np.ndarray | None":
-    """A weight or number of the graph; None for what a pass computes."""
+    """A constant of the graph, such as a weight; None for a computed value."""
     return None if value is None or value.const_value is None else value.const_value.numpy()
 
 
@@ -23,7 +23,7 @@ def made_by(value: ir.Value | None, kind: str) -> ir.Node | None:
 
 
 def only_use(value: ir.Value | None) -> ir.Node | None:
-    """The single node that reads a value; None if several do, or if it is an output."""
+    """The only node that reads a value; None if several do, or if the value is an output."""
     if value is None or value.is_graph_output():
         return None
     uses = list(value.uses())
@@ -31,7 +31,7 @@ def only_use(value: ir.Value | None) -> ir.Node | None:
 
 
 def other(node: ir.Node, one: ir.Value | None) -> ir.Value | None:
-    """The other input of a node with two."""
+    """The other input of a two-input node."""
     first, second = node.inputs
     return second if first is one else first
 
@@ -48,7 +48,7 @@ def last_size(value: ir.Value) -> int | None:
 
 
 def replace(graph: ir.Graph, old: ir.Node, new: ir.Node, pairs: Sequence[tuple[ir.Value, ir.Value]]) -> None:
-    """Put a node in place of one, each old value (also of an output) becoming a new one of the same name."""
+    """Replace a node. Each old value, even an output, becomes a new value of the same name."""
     graph.insert_after(old, new)
     for had, has in pairs:
         has.shape, has.type = had.shape, had.type
@@ -99,7 +99,7 @@ def fuse_norm(graph: ir.Graph, mean: ir.Node) -> None:
 
 
 def fuse_sum(graph: ir.Graph, norm: ir.Node) -> None:
-    """A residual sum and the norm that reads it, both of which are wanted."""
+    """A residual sum and the norm that reads it, with both results."""
     add = made_by(norm.inputs[0], "Add")
     if add is None:
         return
@@ -141,7 +141,7 @@ def _projected(value: ir.Value | None) -> Projection | None:
 
 
 def pack(graph: ir.Graph, attention: ir.Node) -> None:
-    """One projection for queries, keys and values, where all three are plain ones of one input."""
+    """One projection for queries, keys and values, where all three are plain projections of the same input."""
     found = [_projected(value) for value in attention.inputs[:3]]
     known = [each for each in found if each is not None]
     if len(known) < 3 or len({each.source for each in known}) > 1 or len({each.bias is None for each in known}) > 1:
@@ -158,13 +158,13 @@ def pack(graph: ir.Graph, attention: ir.Node) -> None:
 
 
 def headed(value: ir.Value | None) -> ir.Value | None:
-    """The ``(1, H, T, D)`` of which a value is the rows ``(1, T, H * D)``."""
+    """The ``(1, H, T, D)`` value behind rows ``(1, T, H * D)``."""
     reshape = made_by(value, "Reshape")
     return None if reshape is None else _turned(reshape.inputs[0])
 
 
 def as_rows(graph: ir.Graph, before: ir.Node, states: ir.Value) -> ir.Value:
-    """``(1, H, T, D)`` as rows ``(1, T, H * D)``, without a detour where it was made of them."""
+    """``(1, H, T, D)`` as rows ``(1, T, H * D)``; directly the original rows where it was made from them."""
     perm = [0, 2, 1, 3]
     by_token = _turned(states)
     if by_token is not None:
@@ -190,13 +190,13 @@ def as_rows(graph: ir.Graph, before: ir.Node, states: ir.Value) -> ir.Value:
 
 
 def _turned(states: ir.Value | None) -> ir.Value | None:
-    """What was turned from heads before tokens to tokens before heads, or the other way round."""
+    """The value before a transposition between heads-first and tokens-first."""
     turn = made_by(states, "Transpose")
     return None if turn is None or tuple(turn.attributes["perm"].as_ints()) != (0, 2, 1, 3) else turn.inputs[0]
 
 
 def _normed_by_token(graph: ir.Graph, before: ir.Node, states: ir.Value) -> ir.Value | None:
-    """The ``(1, T, H, D)`` of heads that go through a norm each, which is the same before they are turned."""
+    """The ``(1, T, H, D)`` input of per-head norms, which commute with the transposition."""
     norm = made_by(states, "SimplifiedLayerNormalization")
     by_token = None if norm is None else _turned(norm.inputs[0])
     if norm is None or by_token is None:
@@ -216,7 +216,7 @@ def _is_rows(rows: ir.Value, by_token: ir.Value) -> bool:
 
 
 def unwrap(graph: ir.Graph, attention: ir.Node) -> None:
-    """Skip what changes the shape of attention's values and of its result, and back again."""
+    """Skip the reshapes of attention's values and of its result that cancel out."""
     inputs = list(attention.inputs)
     for index, value in enumerate(inputs[:3]):
         states = headed(value)
@@ -231,7 +231,7 @@ def unwrap(graph: ir.Graph, attention: ir.Node) -> None:
 
 
 def _turned_back(by_token: ir.Value) -> ir.Value:
-    """What is left of a value that is turned to heads and back to tokens again."""
+    """The value behind a transposition to heads and back."""
     turn = only_use(by_token)
     back = only_use(turn.outputs[0]) if turn is not None and turn.op_type == "Transpose" else None
     if turn is None or back is None or back.op_type != "Transpose":
@@ -240,8 +240,8 @@ def _turned_back(by_token: ir.Value) -> ir.Value:
     return back.outputs[0] if perms == {(0, 2, 1, 3)} else by_token
 
 
-TREES = 10  # The number of the input of an attention node that only graphs for trees have
-MULTIPLE = 16  # onnxruntime rotates heads whose size, and the rotated part of it, is a multiple of this
+TREES = 10  # Index of the attention node's input that only graphs for trees have
+MULTIPLE = 16  # onnxruntime rotates heads if their size, and the size of the rotated part, is a multiple of this
 PositionTable = Callable[[ir.Value], "np.ndarray | None"]
 """The values ``(C, ...)`` that something computed from the positions alone takes at each of them; None if it
 reads more."""
@@ -251,7 +251,7 @@ Tables = dict[tuple[str | None, str | None], tuple[ir.Value, ir.Value] | None]
 
 @dataclass(frozen=True, slots=True)
 class Rotated:
-    """Queries or keys ``(1, H, T, D)`` before their first R numbers were turned by their position's angles."""
+    """Queries or keys ``(1, H, T, D)`` before the rotation of their first R numbers."""
 
     source: ir.Value
     cosines: ir.Value
@@ -267,7 +267,7 @@ def fuse_rotation(
     *,
     placed: bool,
 ) -> None:
-    """Let attention rotate queries and keys by the tables of all positions; ``placed`` as in `fusions.fuse`."""
+    """Let attention rotate queries and keys with tables for all positions; ``placed`` as in `fusions.fuse`."""
     by_head = [headed(value) for value in attention.inputs[:2]]
     query, key = (_rotated_by(value) for value in by_head)
     if query is None or key is None:
@@ -281,14 +281,14 @@ def fuse_rotation(
         return
     inputs = [as_rows(graph, attention, value) for value in (query.source, key.source)]
     more = list(attention.inputs[TREES:])
-    if placed or more:  # a token's position in a tree is another than its place
+    if placed or more:  # in a tree, a token's position differs from its slot
         more = [_positions(graph), *more]
     set_inputs(attention, [*inputs, *attention.inputs[2:7], *known, *more])
     attention.attributes["do_rotary"] = ir.AttrInt64("do_rotary", 1)
 
 
 def fuse_kept_rotation(graph: ir.Graph, add: ir.Node, table: PositionTable, tables: Tables) -> None:
-    """Rotate keys that no attention of the graph reads, since they are a result of it, by one node."""
+    """Rotate keys that are only a result of the graph, and that no attention in it reads, with one node."""
     kept = add.outputs[0]
     keys = _rotated_by(kept) if kept.is_graph_output() else None
     if keys is None or keys.size != last_size(keys.source):
@@ -306,7 +306,7 @@ def _positions(graph: ir.Graph) -> ir.Value:
 def _tables_of(
     graph: ir.Graph, turned: Rotated, table: PositionTable, tables: Tables
 ) -> tuple[ir.Value, ir.Value] | None:
-    """The tables of what a rotation reads; None where there are none."""
+    """The tables that a rotation reads; None without them."""
     names = turned.cosines.name, turned.sines.name
     if names not in tables:
         tables[names] = _registered(graph, len(tables), [table(turned.cosines), table(turned.sines)], turned.size)
@@ -316,7 +316,7 @@ def _tables_of(
 def _registered(
     graph: ir.Graph, index: int, found: "Sequence[np.ndarray | None]", size: int
 ) -> tuple[ir.Value, ir.Value] | None:
-    """Both tables as weights ``(C, R/2)``; None if they are not the same in both halves."""
+    """Both tables as weights ``(C, R/2)``; None if their two halves differ."""
     weights = []
     for name, rows in zip(("cosines", "sines"), found, strict=True):
         if rows is None or rows.shape[-1] != size:
@@ -329,7 +329,7 @@ def _registered(
 
 
 def _rotated_by(value: ir.Value | None) -> Rotated | None:
-    """What was rotated by halves: x * cos + (-x2, x1) * sin, in all or in the first numbers of a head."""
+    """The input of a rotation by halves: x * cos + (-x2, x1) * sin, over a whole head or its first numbers."""
     partial = made_by(value, "Concat")
     if partial is not None and len(partial.inputs) == 2:
         inner, rest = _rotated_by(partial.inputs[0]), _slice_of(partial.inputs[1])
@@ -373,7 +373,7 @@ def _unrotated(plain: ir.Node | None, turned: ir.Node | None) -> Rotated | None:
 
 
 def _slice_of(value: ir.Value | None) -> tuple[ir.Value, int, int] | None:
-    """What a value is a part of, along the last dimension, and from where to where."""
+    """The source of a slice along the last dimension, with the slice's start and end."""
     node = made_by(value, "Slice")
     if node is None or node.inputs[0] is None:
         return None
@@ -389,12 +389,12 @@ def _slice_of(value: ir.Value | None) -> tuple[ir.Value, int, int] | None:
 
 
 def position_table(model: ir.Model, value: ir.Value, places: int) -> "np.ndarray | None":
-    """``(places, ...)``, what a value of the graph is at each position; None if it depends on anything else.
+    """``(places, ...)``: a graph value at each position; None if it depends on anything else.
 
     Args:
-        model: has the input ``positions`` ``(1, T)``, of which T may be fixed.
+        model: has the input ``positions`` ``(1, T)``; T may be fixed.
         value: ``(1, T, R)`` or ``(1, 1, T, R)``.
-        places: how many positions there are.
+        places: the number of positions.
     """
     positions = _positions(model.graph)
     try:
@@ -404,22 +404,22 @@ def position_table(model: ir.Model, value: ir.Value, places: int) -> "np.ndarray
     alone = ir.to_proto(ir.Model(part, ir_version=model.ir_version)).SerializeToString()
     session = onnxruntime.InferenceSession(alone, providers=["CPUExecutionProvider"])
     width = positions.shape[1] if positions.shape is not None else None
-    step = width if isinstance(width, int) else places  # a graph may be of passes over one number of tokens
+    step = width if isinstance(width, int) else places  # the graph's T may be fixed
     numbers = [np.arange(start, start + step, dtype=np.int64) for start in range(0, places, step)]
     found = [session.run(None, {"positions": some[None]})[0] for some in numbers]
     return np.concatenate([rows.reshape(step, rows.shape[-1]) for rows in found])[:places]
 
 
 def fuse(model: ir.Model, table: PositionTable, *, placed: bool = False) -> None:
-    """Rewrite a graph of `export.exported` for speed; what it computes stays the same but for rounding.
+    """Rewrite a graph from `export.exported` for speed; its results stay the same up to rounding.
 
     Args:
         model: changed in place.
         table: evaluates the sines and cosines of all positions.
-        placed: whether a token's position may be another than its place in the cache.
+        placed: whether a token's position may differ from its slot in the cache.
     """
     share_tied(model.graph)
-    limit = 1 << 62  # weights of any size are transposed here, once
+    limit = 1 << 62  # weights of any size are transposed once, here
     optimizer.fold_constants(model, input_size_limit=limit, output_size_limit=limit)
     tidy = common.RemoveUnusedNodesPass()
     for step in (
@@ -459,7 +459,7 @@ def fuse(model: ir.Model, table: PositionTable, *, placed: bool = False) -> None
 
 
 def share_tied(graph: ir.Graph) -> None:
-    """Let an output layer that is tied to the embeddings read these as they are, so that there is one of them."""
+    """Let an output layer that is tied to the embeddings read their weight directly, so that it exists only once."""
     for turn in [node for node in graph if node.op_type == "Transpose"]:
         weight, turned = turn.inputs[0], turn.outputs[0]
         uses = [use.node for use in turned.uses()]
@@ -476,7 +476,7 @@ def share_tied(graph: ir.Graph) -> None:
 
 
 def _fuse_rows(graph: ir.Graph, gather: ir.Node) -> None:
-    """The states of the rows whose logits are wanted, without turning all states around."""
+    """Select the rows for logits before the transposition, so that it does not run over all states."""
     before = made_by(gather.inputs[0], "Transpose")
     places = made_by(gather.inputs[1], "Unsqueeze")
     spread = None if places is None else made_by(places.inputs[0], "Expand")
@@ -493,13 +493,13 @@ def _fuse_rows(graph: ir.Graph, gather: ir.Node) -> None:
 
 
 BITS = {"int8": 8, "int4": 4}
-BLOCK = 32  # Weights of one output that share a scale and a zero
+BLOCK = 32  # Number of weights of one output that share a scale and a zero point
 INT8_ACTIVATIONS = 4
 """The accuracy level at which each token's inputs are rounded to 8 bits too, in blocks, for integer arithmetic."""
 
 
 def quantize(model: ir.Model, bits: int) -> int:
-    """Round the weights of every product but the output layer's; gives the number of products.
+    """Round the weights of every product except the output layer; returns the number of products.
 
     Args:
         model: a fused graph, changed in place.
@@ -523,7 +523,7 @@ def quantize(model: ir.Model, bits: int) -> int:
         replace(model.graph, node, product, [(node.outputs[0], product.outputs[0])])
         model.graph.remove(node, safe=True)
         count += 1
-    common.RemoveUnusedNodesPass()(model)  # and the weights that were rounded
+    common.RemoveUnusedNodesPass()(model)  # removes the original weights too
     return count
 
 
@@ -542,7 +542,7 @@ def rounded(weight: "np.ndarray", bits: int) -> "tuple[np.ndarray, np.ndarray, n
 
 
 def nearest(weight: "np.ndarray", bits: int) -> "np.ndarray":
-    """The values that ``(N, K)`` weights of N outputs have once they are rounded, float32."""
+    """The values of ``(N, K)`` weights of N outputs after rounding, float32."""
     codes, scales, zeros = _coded(weight, bits)
     values: np.ndarray = (codes.astype(np.float32) - zeros[..., None]) * scales[..., None]
     return values.reshape(len(weight), -1)[:, : weight.shape[1]]
@@ -565,7 +565,7 @@ def _coded(weight: "np.ndarray", bits: int) -> "tuple[np.ndarray, np.ndarray, np
 
 
 def _above(value: ir.Value) -> ir.Node | None:
-    """The product that a value is made from, directly or through what changes each number alone."""
+    """The product behind a value, directly or through elementwise operations."""
     node = value.producer()
     while node is not None and node.op_type not in ("MatMul", "FusedMatMul"):
         node = None if node.inputs[0] is None else node.inputs[0].producer()

@@ -1,4 +1,4 @@
-"""Exported graphs in a folder of the user, named by what they were made from, and small files next to them."""
+"""Exported graphs in a folder of the user, named by a hash of their sources, and small files next to them."""
 
 import atexit
 import hashlib
@@ -30,33 +30,34 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedModel
 
-SCHEMA_VERSION = 3  # Of the graphs; graphs of another version are made again
+SCHEMA_VERSION = 3  # Of the graphs; those of another version are made again
 GRAPH = "model.onnx"
 MANIFEST = "manifest.json"
 CHUNK = 1 << 24
 MAKERS = ("specctl", "torch", "transformers", "tokenizers", "onnxscript", "onnx", "onnxruntime", "onnxruntime-gpu")
 """Packages that decide what a graph computes, and how its model's tokenizer spells."""
-NOT_OWN = ("builtins", "torch", "transformers", "typing", "abc")  # Packages whose classes are not a model's own code
+# Packages with classes that are not a model's own code.
+NOT_OWN = ("builtins", "torch", "transformers", "typing", "abc")
 TEMPORARY = "specctl-onnx-"
 
 
 def cache_folder() -> Path:
-    """Where exported graphs are kept: ``specctl/onnx`` in ``$XDG_CACHE_HOME``, by default ``~/.cache``."""
+    """The folder of exported graphs: ``specctl/onnx`` in ``$XDG_CACHE_HOME``, by default ``~/.cache``."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "specctl" / "onnx"
 
 
 def key_of(model: "PreTrainedModel", quantize: str | None, *, trees: bool = False, files: str | None = None) -> str:
-    """A name for a model's graph: a hash of all that it was made and checked with.
+    """The name of a model's graph: a hash of everything that it is made from and checked with.
 
-    That is the weights, the configuration, the dtype, the quantisation, a custom model's code, the versions of
-    `MAKERS`, and the kind of processor, because kernels differ.
+    That includes the weights, the configuration, the dtype, the quantisation, a custom model's code, the versions of
+    `MAKERS`, and the kind of processor, since kernels differ.
 
     Args:
-        model: whose graph it is.
+        model: the model.
         quantize: how its weights are rounded.
-        trees: whether it reads trees.
-        files: a hash of the files that it was loaded from; None for a model that came from elsewhere. Where it is
-            `known_by_files` this stands for its weights and configuration, which are not read then.
+        trees: whether the graph reads trees.
+        files: a hash of the files that the model was loaded from; None without files. For a model that is
+            `known_by_files` the hash replaces its weights and configuration, which then are not read.
     """
     from specctl.models.passes.trimmed_output import vocabulary_of
 
@@ -75,8 +76,8 @@ def key_of_head(head: "nn.Module", borrowed: "Sequence[nn.Module]") -> str:
     """The same for the graphs of a draft head.
 
     Args:
-        head: whose graphs they are.
-        borrowed: modules of its verifier that it computes with.
+        head: the draft head.
+        borrowed: the modules of its verifier that it uses.
     """
     modules = [head, *borrowed]
     configs: list[Any] = [getattr(part, "config", None) for module in modules for part in module.modules()]
@@ -111,14 +112,14 @@ def key_of_files(
     trees: bool = False,
     vocabulary: DraftVocabulary | None = None,
 ) -> str:
-    """`key_of` a model that is known by its files, and has not been loaded.
+    """`key_of` for a model that is known by its files and not loaded.
 
     Args:
         files: a hash of them.
         kind: of the device, such as ``cpu``.
-        dtype: that the weights are loaded in, such as ``float32``.
+        dtype: the dtype that the weights are loaded in, such as ``float32``.
         quantize, trees: see `key_of`.
-        vocabulary: the ids of its logits' columns; None where a column is an id.
+        vocabulary: the ids of its logits' columns; None where columns are ids.
     """
     ids = [] if vocabulary is None else [vocabulary.digest]
     described = json.dumps([files, *_making(kind, dtype, quantize, trees=trees), *ids], sort_keys=True)
@@ -126,33 +127,33 @@ def key_of_files(
 
 
 def known_by_files(model: "PreTrainedModel") -> bool:
-    """Whether a model's files and the versions of `MAKERS` say what it computes: it has no code of its own."""
+    """Whether a model's files and the versions of `MAKERS` determine its results: it has no code of its own."""
     return not _own_code(model)
 
 
 def _making(kind: str, dtype: str, quantize: str | None, *, trees: bool) -> list[object]:
-    """What a graph is made as, and what makes it."""
+    """The form of a graph, and the versions of the packages that make it."""
     return [SCHEMA_VERSION, dtype, quantize, trees, {name: version_of(name) for name in MAKERS}, kind, *processor()]
 
 
 def processor(path: Path = Path("/proc/cpuinfo")) -> list[str]:
-    """The kind of this machine's processor and what it can do.
+    """The kind of this machine's processor and its features.
 
     Args:
-        path: where Linux describes it; where there is no such file, its name is used.
+        path: Linux's description of the processor; without this file, the processor's name is used.
     """
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         lines = []
-    # Features of x86 and of ARM; all cores' are taken for the first one's.
+    # Features of x86 and of ARM, read for the first core and assumed for all.
     able = next((line.partition(":")[2] for line in lines if line.lower().startswith(("flags", "features"))), None)
     return [platform.machine(), platform.processor() if able is None else " ".join(sorted(able.split()))]
 
 
 @cache
 def version_of(package: str) -> str | None:
-    """A package's version, whose reading takes half a millisecond; None where it is not installed."""
+    """A package's version; None where it is not installed. Reading it takes half a millisecond."""
     if package == "specctl":  # a distribution of that name is another program
         return __version__
     try:
@@ -162,7 +163,7 @@ def version_of(package: str) -> str | None:
 
 
 def _own_code(model: "nn.Module") -> list[Path]:
-    """The files of a model's classes that are neither transformers' nor torch's; of remote code, all in its folder."""
+    """The files with a model's classes outside transformers and torch; for remote code, all files in its folder."""
     from specctl.models.passes.trimmed_output import TrimmedOutput
 
     names = {part.__module__ for module in model.modules() for part in type(module).__mro__}
@@ -181,14 +182,14 @@ class Store:
     """A folder with a folder for each graph, which appears whole or not at all.
 
     Args:
-        folder: created when something is put into it.
+        folder: created when the first graph is added.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def find(self, key: str) -> Path | None:
-        """A graph with its weights; None if there is none, or if it is damaged."""
+        """A graph with its weights; None if it is missing or damaged."""
         entry = self.folder / key
         try:
             manifest = json.loads((entry / MANIFEST).read_text(encoding="utf-8"))
@@ -211,14 +212,14 @@ class Store:
         return self.folder / f"{key}.times.json"
 
     def refusal(self, key: str) -> str | None:
-        """Why an earlier attempt found that no graph of this name can be used; None if there was none."""
+        """Why an earlier attempt found this graph unusable; None without such a finding."""
         try:
             return self._refusal(key).read_text(encoding="utf-8")[:1000] or None
         except (OSError, ValueError):
             return None
 
     def refuse(self, key: str, why: str) -> None:
-        """Store why no graph of this name can be used, so that none is made in vain again."""
+        """Store why this graph is unusable, so that no run makes it in vain again."""
         write_small(self._refusal(key), why)
 
     def _refusal(self, key: str) -> Path:
@@ -229,14 +230,14 @@ class Store:
         return self.folder / f"{key}.packed-{'steps' if rows is None else rows}.onnx"
 
     def remove(self, key: str) -> None:
-        """Remove a graph, and those that were made of it."""
+        """Remove a graph, and those derived from it."""
         shutil.rmtree(self.folder / key, ignore_errors=True)
         for made in (*self.folder.glob(f"{key}.packed-*.onnx"), *self.folder.glob(f".{key}.packed-*.onnx-*")):
             with suppress(OSError):
                 made.unlink(missing_ok=True)
 
     def put(self, key: str, write: Callable[[Path], None]) -> Path:
-        """Add a graph, in place of a damaged one.
+        """Add a graph, replacing a damaged one.
 
         Args:
             key: its name.
@@ -260,9 +261,10 @@ class Store:
 
     @contextmanager
     def alone(self, key: str, waiting: Callable[[], None]) -> Iterator[None]:
-        """Let no other process make this graph meanwhile; ``waiting`` is called once if one is making it already.
+        """Keep other processes from making this graph meanwhile; ``waiting`` is called once if one is already making
+        it.
 
-        Folders of processes that were killed while they made one are removed.
+        Also removes the folders that killed processes left.
 
         Raises:
             OSError: the folder cannot be written to.
@@ -282,7 +284,8 @@ class Store:
 
 
 def temporary_store() -> Store:
-    """A store in a temporary folder that this process removes when it ends; those of killed processes are removed now.
+    """A store in a temporary folder that this process removes when it ends. Also removes those that killed processes
+    left.
 
     Raises:
         OSError: there is no room for it.
@@ -307,39 +310,39 @@ def _checksum(path: Path) -> list[int]:
 
 
 FACTS_VERSION = 3
-CHAINS = "its onnx graph was made for chains"  # Why a graph does not read trees that could have been made to read them
+# Why a graph cannot read trees although its model could have one that does.
+CHAINS = "its onnx graph was made for chains"
 HEAD_CHAINS = "the onnx graph of a draft head reads no trees"  # Why no graph of a draft head reads trees
 
 
 def write_small(path: Path, content: str | bytes) -> None:
-    """Write a small file as a whole. Where that fails no error is raised: an earlier file stays, if there was one."""
+    """Write a small file completely or not at all. A failure is silent; an earlier file then stays."""
     new = path.with_name(f".{path.name}-{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        for left in path.parent.glob(f".{path.name}-*"):  # of processes that were killed
+        for left in path.parent.glob(f".{path.name}-*"):  # left by processes that were killed
             if left.stat().st_mtime < time() - ABANDONED:
                 left.unlink(missing_ok=True)
         new.write_bytes(content.encode() if isinstance(content, str) else content)
         new.replace(path)
-    except OSError:  # a folder that cannot be written to
+    except OSError:  # a folder without write permission
         with suppress(OSError):
             new.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True, slots=True)
 class GraphFacts:
-    """Facts about a model that has a stored graph, so that the model itself need not be loaded."""
+    """Facts about a model with a stored graph, so that the model itself need not be loaded."""
 
     rows: int  # width of its logits
     context: int  # the most tokens of a sequence
     eos: tuple[int, ...]  # the end-of-sequence ids of its generation settings, sorted
-    # of its generation settings; None where they have other rules about tokens too, or settings that specctl cannot
-    # honour
+    # of its generation settings; None where these have other token rules, or settings that specctl cannot honour
     repetition_penalty: float | None
     everything: bool  # whether every layer sees the whole sequence
-    checked: bool  # whether it is compared with a fresh read without being asked to
+    checked: bool  # whether rollbacks are checked against a fresh read by default
     parameters: int  # how many weights it has
-    weight_bytes: int  # their size in torch
+    weight_bytes: int  # size of its weights in torch, in bytes
     spelling: Spelling | None  # of its tokenizer; None where only transformers can spell
 
     @classmethod
@@ -356,7 +359,7 @@ class GraphFacts:
             return None
 
     def write(self, path: Path) -> None:
-        """Write a line with a checksum, and one with the facts; see `write_small`."""
+        """Write a line with a checksum and a line with the facts; see `write_small`."""
         facts = json.dumps(asdict(self))
         write_small(path, f"{json.dumps(_heading(facts))}\n{facts}")
 
@@ -368,9 +371,9 @@ def _heading(facts: str) -> dict[str, int]:
 def no_tree_graph(everything: bool, kind: str, quantize: str | None) -> str | None:
     """Why a model's graph cannot read trees, as the end of a sentence; None if it can.
 
-    A quantised graph rounds the inputs of its products to 8 bits. A branch of a tree lies elsewhere in the cache than a
-    chain. Its logits were measured to differ from the chain's by 0.03 of their spread on the embedded target; those of
-    a graph that is not quantised differ by 4e-6.
+    A quantised graph rounds the inputs of its products to 8 bits, and a tree's branch has other cache slots than a
+    chain. On the embedded target, a branch's logits differed from the chain's by 0.03 of their spread; in a graph
+    without quantisation they differed by 4e-6.
 
     Args:
         everything: whether every layer sees the whole sequence.
@@ -395,14 +398,14 @@ EAGER, ONNX = "eager", "onnx"
 
 
 def packages_there() -> bool:
-    """Whether all packages that make and run graphs are installed."""
+    """Whether all packages for making and running graphs are installed."""
     return all(find_spec(package) is not None for package in PACKAGES)
 
 
 class Times:
     """A file with times of small rounds in torch and in onnxruntime, by machine and number of threads.
 
-    A file that cannot be read counts as empty; where it cannot be written nothing is stored.
+    An unreadable file counts as empty. If it cannot be written, nothing is stored.
 
     Args:
         path: of the file.
@@ -419,7 +422,7 @@ class Times:
             return {}
 
     def here(self, threads: int) -> dict[str, float] | None:
-        """Milliseconds by engine on this machine with a number of threads; None if they were not measured."""
+        """Milliseconds by engine on this machine with this number of threads; None if not measured."""
         found = self._all().get(_machine(threads))
         if found is None or (found and {EAGER, ONNX} - found.keys()) or not all(map(isfinite, found.values())):
             return None
@@ -429,14 +432,14 @@ class Times:
         """Whether onnxruntime was measured to be faster on this machine.
 
         Args:
-            threads: how many torch has; None for all numbers that were measured, if there are any.
+            threads: torch's number of threads; None for all measured numbers, if there are any.
         """
         most = os.cpu_count() or 1
         found = [one for n in ([threads] if threads else range(1, most + 1)) if (one := self.here(n)) is not None]
         return bool(found) and all(one and one[ONNX] < one[EAGER] for one in found)
 
     def note(self, times: dict[str, float], threads: int) -> None:
-        """Store the times of this machine with a number of threads; empty if onnxruntime cannot run the model."""
+        """Store the times on this machine with this number of threads; empty if onnxruntime cannot run the model."""
         write_small(self._path, json.dumps(self._all() | {_machine(threads): times}))
 
 
@@ -445,21 +448,21 @@ def _machine(threads: int) -> str:
 
 
 FORM = 2  # Of derived graphs; those of another form are made again
-NUMBER_OF_SIGNALS = 0xFFFF  # Stands for ``signals`` where other graphs have their number of sequences
+NUMBER_OF_SIGNALS = 0xFFFF  # Replaces the number of sequences for the ``signals`` graph
 
 
 def derived_graph(path: Path, rows: int | Literal["signals"] | None) -> bytes:
-    """`packed_graph` or `signals_graph` of a graph, from a file where that is of this graph, form and number.
+    """`packed_graph` or `signals_graph` of a graph, read from a file if that has the same source, form and number.
 
-    The file lies next to the graph's folder in its `Store`, because making a graph imports for a third of a second.
-    Of a graph that is not in a store nothing is stored.
+    The file is next to the graph's folder in its `Store`, since making a graph needs imports that take a third of a
+    second. For a graph outside a store no file is written.
 
     Args:
         path: of the graph.
         rows: see `packed_graph`, or ``signals``.
     """
     number = NUMBER_OF_SIGNALS if rows == "signals" else rows or 0
-    source = crc32(path.read_bytes(), FORM << 16 | number)  # what it is made from, and how
+    source = crc32(path.read_bytes(), FORM << 16 | number)  # identifies the source graph and the form
     stored = Store(path.parent.parent).derived(path.parent.name, rows)
     with suppress(OSError):
         content = stored.read_bytes()

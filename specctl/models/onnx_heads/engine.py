@@ -1,4 +1,4 @@
-"""Whether and how onnxruntime runs a draft head."""
+"""Whether onnxruntime can run a draft head, and how."""
 
 from collections.abc import Callable
 from functools import partial
@@ -49,17 +49,17 @@ def build_onnx_head(
     reference: Callable[[], Slot],
     threads: int,
 ) -> Slot | None:
-    """Open a draft head's graphs, which are made and stored if they are not there.
+    """Open a draft head's graphs, made and stored first if they are missing.
 
-    Where onnxruntime was not asked for they are made for a long run only, as those of models are.
+    Unless the user asked for onnxruntime, they are made only for a long run, like those of models.
 
     Args:
         head: in eval mode, on its device.
         vocabulary: the pair's shared vocabulary.
-        name: the head's, in messages.
+        name: the head's name for messages.
         settings: the length of the run, and the callbacks for notices.
-        reference: returns a slot of the head's torch network, which the graphs are compared with.
-        threads: of its passes; a small head has one anyway.
+        reference: returns a slot of the head's torch network, for the comparison.
+        threads: of its passes; a small head always gets one.
 
     Returns:
         None where torch has to run the head, after a notice with the reason.
@@ -98,7 +98,7 @@ def _opened(head: ChainHead | BlockHead, graphs: HeadGraphs, vocabulary: int) ->
 
 
 def _write(head: ChainHead | BlockHead, folder: Path) -> None:
-    """Export a head's graphs to files, each with its weights in another one next to it."""
+    """Export a head's graphs to files, each with its weights in another file next to it."""
     require_exporter()
     import onnx_ir as ir
 
@@ -118,16 +118,16 @@ def _write(head: ChainHead | BlockHead, folder: Path) -> None:
         raise Unable(str(why)) from why
     except OSError:
         raise
-    except Exception as error:  # whatever its modules stumble over, torch can still run them
+    except Exception as error:  # whatever fails in its modules, torch can still run them
         what = f"it cannot be exported ({type(error).__name__}: {first_line(error)})"
         raise Unable(what, lasting=not out_of_memory(error)) from error
 
 
 def graphs_of(head: ChainHead | BlockHead) -> "dict[str, ir.Model]":
-    """The graphs that a head needs, by file, as torch exports them.
+    """The graphs that a head needs, by file name, from torch's exporter.
 
     Raises:
-        CannotExport: its attention cannot be expressed by them.
+        CannotExport: its attention cannot be exported.
     """
     from specctl.models.onnx.export import CannotExport
 
@@ -151,7 +151,7 @@ def graphs_of(head: ChainHead | BlockHead) -> "dict[str, ir.Model]":
 
 
 def _require_equal(head: ChainHead | BlockHead, folder: Path, reference: Slot, vocabulary: int) -> None:
-    """Raise `Unable` unless a head's graphs compute what its network computes."""
+    """Raise `Unable` unless a head's graphs compute the same as its network."""
     try:
         found = difference(_opened(head, HeadGraphs(folder, 1), vocabulary), reference, vocabulary)
     except Exception as error:  # whatever onnxruntime raises, torch can still run the head
@@ -166,10 +166,10 @@ COMPARED = sum(places + steps for places, steps, _ in ROUNDS)
 
 
 def difference(runner: Slot, reference: Slot, vocabulary: int) -> float:
-    """The largest difference between what two runners of a draft head compute, as `apart` measures it.
+    """The largest difference between the results of two runners of a draft head, as `apart` measures it.
 
-    They are shown the same states and read the same tokens, some of them before their states are known, and go back
-    in between. Afterwards both are empty.
+    Both observe the same states and read the same tokens, some before their states are known, with rollbacks in
+    between. Afterwards both are empty.
 
     Args:
         runner, reference: of the same head, empty.
@@ -195,7 +195,7 @@ def difference(runner: Slot, reference: Slot, vocabulary: int) -> float:
 
 
 def _apart(runner: Slot, reference: Slot, tokens: list[int]) -> float:
-    """The difference of the logits, states and forecasts after the last of some tokens."""
+    """The difference of the logits, states and predictions after the last of some tokens."""
     mine, theirs = (each.extend(tokens, keep=1, hidden=True) for each in (runner, reference))
     assert mine.hidden is not None
     assert theirs.hidden is not None

@@ -1,4 +1,4 @@
-"""Draft heads exported as ONNX graphs: their attention becomes nodes that append to a cache."""
+"""The export of draft heads as ONNX graphs: their attention becomes nodes that append to a cache."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 Head = TypeVar("Head", bound=nn.Module)
-CACHED = 64  # Places of the caches in the pass that is traced
+CACHED = 64  # Cached slots in the traced pass
 
 
 class NotingCache(Cache):
-    """A cache that keeps nothing and knows which layer asked last."""
+    """A cache that stores nothing and records which layer used it last."""
 
     def __init__(self) -> None:
         super().__init__(layers=[])
@@ -37,7 +37,7 @@ class NotingCache(Cache):
 
 
 class Attending(TorchFunctionMode):
-    """Notes the shapes of keys and values that torch's attention is given, by layer."""
+    """Records the shapes of keys and values in torch's attention calls, by layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Attending(TorchFunctionMode):
         )
 
     def attended(self, given: Sequence[Any], named: Mapping[str, Any]) -> torch.Tensor:
-        """The mixture ``(1, H, T, D)`` of a call of torch's attention."""
+        """The attention output ``(1, H, T, D)`` for a call of torch's attention."""
         _, keys, values = given[:3]
         if keys.shape != values.shape:
             raise CannotExport("its cache keeps no keys and values of one shape")
@@ -63,11 +63,12 @@ class Attending(TorchFunctionMode):
 
 
 class Appending(Attending):
-    """Makes of each call of torch's attention a node that appends its keys and values to a cache, and attends to all.
+    """Replaces each call of torch's attention by a node that appends keys and values to a cache and attends to all of
+    it.
 
     Args:
         past: keys and values by layer.
-        places: by layer ``before`` and ``total`` of `attention_node`.
+        places: ``before`` and ``total`` of `attention_node`, by layer.
         causal: whether no token attends to later ones.
     """
 
@@ -87,7 +88,7 @@ class Appending(Attending):
 
     @property
     def present(self) -> list[torch.Tensor]:
-        """The caches afterwards, keys before values, layer by layer."""
+        """The caches after the pass, keys before values, layer by layer."""
         if sorted(self._present) != list(range(len(self._past))):
             raise CannotExport("its attention is not torch's own")
         return [part for layer in range(len(self._past)) for part in self._present[layer]]
@@ -95,7 +96,7 @@ class Appending(Attending):
 
 @dataclass(frozen=True, slots=True)
 class CacheShapes:
-    """The caches of a head, ``(heads, size)`` by layer, and what is named after them."""
+    """The shapes ``(heads, size)`` of a head's caches by layer, and the graph's names derived from them."""
 
     layers: Sequence[tuple[int, int]]
 
@@ -119,12 +120,12 @@ def numbers(count: int) -> torch.Tensor:  # (1, count)
 
 
 def state_names(head: DraftHead) -> list[str]:
-    """The inputs that a head's layers go to."""
+    """The names of the inputs with the states for a head's layers."""
     return [f"states.{index}" for index in range(len(head.layers))]
 
 
 class _OfHead(nn.Module, Generic[Head]):
-    """A pass of a head, to be traced."""
+    """The traced module: a pass of a head."""
 
     def __init__(self, head: Head) -> None:
         super().__init__()
@@ -154,7 +155,7 @@ class _ChainPass(_OfHead[ChainHead]):
             depth = len(past) // 2
             where[depth:] = [(shown_before, shown_total)] * depth
             more = {"seen": SEEN, "places": places[0]}
-        # The first token of a sequence, to which no other attends, has no slot of its own.
+        # A sequence's first token, to which no other token attends, has no slot.
         first = 0 if self.head.sees_first else 1
         appending = Appending(past, where, causal=True)
         with appending:
@@ -166,13 +167,13 @@ class _ChainPass(_OfHead[ChainHead]):
 def chain_pass(head: ChainHead) -> "ir.Model":
     """The graph of a pass over T tokens of a chain head.
 
-    Inputs: ``ids`` ``(1, T)`` int64; ``given`` ``(1, T, R)``, their rows; ``positions`` ``(1, T)`` int64, the slots of
-    the cache that they go to; ``rows`` ``(R,)``, ``before`` and ``total`` as in `onnx.export.exported`; ``past.I.key``
-    and ``past.I.value`` by layer. Of a GliDe head also ``places`` ``(1, T)`` int64, which the rows are of, and
-    ``shown.before`` and ``shown.total`` for the layers that attend to what they bring in.
+    Inputs: ``ids`` ``(1, T)`` int64; ``given`` ``(1, T, R)``, their rows; ``positions`` ``(1, T)`` int64, their slots
+    in the cache; ``rows`` ``(R,)``, ``before`` and ``total`` as in `onnx.export.exported`; ``past.I.key`` and
+    ``past.I.value`` by layer. A GliDe head also has ``places`` ``(1, T)`` int64, the positions of the rows, and
+    ``shown.before`` and ``shown.total`` for the layers that attend to the rows.
 
     Outputs: ``logits`` ``(1, R, V)``, ``hidden`` ``(1, R, H)``, and ``present.I.key`` and ``present.I.value``; ``row``
-    ``(1, R, R)`` where the head reads another row than its hidden state with the next token.
+    ``(1, R, R)`` where the row for the next token is not the head's hidden state.
 
     Raises:
         CannotExport: the head cannot be exported.
@@ -182,7 +183,7 @@ def chain_pass(head: ChainHead) -> "ir.Model":
     width, rows = torch.export.Dim("tokens", min=2), torch.export.Dim("rows", min=2)
     one = torch.ones(1, dtype=torch.int32)
     row = torch.randn(1, TOKENS, head.feature_size)
-    # No tensor twice, which would become one input.
+    # No tensor twice: the exporter would merge them into one input.
     given: Any = numbers(TOKENS), row, numbers(TOKENS), torch.arange(ROWS), one * (TOKENS - 1), one * TOKENS
     sizes: Any = {1: width}, {1: width}, {1: width}, {0: rows}, None, None, shapes.sizes
     names = ["ids", "given", "positions", "rows", "before", "total", *shapes.named("past")]
@@ -195,7 +196,7 @@ def chain_pass(head: ChainHead) -> "ir.Model":
 
 
 def _tried(head: ChainHead) -> tuple[CacheShapes, ChainPass]:
-    """The shapes of a head's caches, and what it makes of some tokens."""
+    """The shapes of a head's caches, and its output for some tokens."""
     mode, more = Attending(), {"seen": SEEN} if isinstance(head, GlideHead) else {}
     with torch.no_grad(), mode:
         found = head(
@@ -228,7 +229,7 @@ def fusing(head: ChainHead) -> "ir.Model":
 
 
 class _Remembering(_OfHead[BlockHead]):
-    """Keys and values of T places, ``(1, heads, T, size)`` each, made of their states."""
+    """Keys and values of T positions, ``(1, heads, T, size)`` each, from their states."""
 
     def forward(self, positions: torch.Tensor, states: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         kept: list[torch.Tensor] = []
@@ -244,7 +245,7 @@ class _Remembering(_OfHead[BlockHead]):
 
 
 def remembering(head: BlockHead) -> "ir.Model":
-    """The graph of what a block head keeps of T places.
+    """The graph of what a block head caches of T positions.
 
     Inputs: ``positions`` ``(1, T)`` int64; ``states.I`` ``(T, D)``. Outputs: ``present.I.key`` and ``present.I.value``
     ``(1, heads, T, size)`` by layer.
@@ -274,9 +275,9 @@ class _BlockPass(_OfHead[BlockHead]):
 def block_pass(head: BlockHead) -> "ir.Model":
     """The graph of a pass over a block of B tokens.
 
-    Inputs: ``ids`` and ``positions`` ``(1, B)`` int64; ``before`` and ``total`` ``(1,)`` int32, with B places after
-    those that it attends to; ``past.I.key`` and ``past.I.value``. Outputs: ``logits`` ``(B, V)``, or ``(B, D)`` of a
-    head with a sequential head, before that adds to them; ``hidden`` ``(B, H)``; and ``present.I.key`` and
+    Inputs: ``ids`` and ``positions`` ``(1, B)`` int64; ``before`` and ``total`` ``(1,)`` int32, with B slots after
+    those that the block attends to; ``past.I.key`` and ``past.I.value``. Outputs: ``logits`` ``(B, V)``, or ``(B, D)``
+    without the contribution of a sequential head, if there is one; ``hidden`` ``(B, H)``; and ``present.I.key`` and
     ``present.I.value``.
 
     Raises:
@@ -299,7 +300,7 @@ class _Row(_OfHead[BlockHead]):
         self, base: torch.Tensor, hidden: torch.Tensor, token: torch.Tensor, memory: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         logits, memory = self.head.row(base, hidden, token, memory)
-        return logits, memory + 0  # it may be the very one that was given
+        return logits, memory + 0  # a new tensor, since an output must not be the input itself
 
 
 def block_row(head: BlockHead) -> "ir.Model":

@@ -1,4 +1,4 @@
-"""Passes of draft heads by onnxruntime: chains, and blocks. No torch here, unless a caller reads states."""
+"""Passes of draft heads by onnxruntime: chains and blocks. No torch here, except where a caller reads states."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,34 +25,34 @@ if TYPE_CHECKING:
     from specctl.models.passes.forward import Foresee
     from specctl.models.passes.watching import States
 
-PAST, PRESENT = "past.", "present."  # How the names of a cache begin, before a pass and after it
+PAST, PRESENT = "past.", "present."  # Prefixes of a cache's names before and after a pass
 
 
 @dataclass(frozen=True, slots=True)
 class SizedPass:
-    """A pass of one size."""
+    """A pass with fixed sizes."""
 
-    given: Mapping[str, Array]  # its inputs by name, to fill in before it runs
-    found: Mapping[str, Array]  # its results by name, which the next pass of the same size overwrites
+    given: Mapping[str, Array]  # its inputs by name, to be filled before it runs
+    found: Mapping[str, Array]  # its results by name; the next pass of the same sizes overwrites them
     _session: onnxruntime.InferenceSession
     _binding: onnxruntime.IOBinding
 
     def run(self) -> Mapping[str, Array]:
-        """The results."""
+        """Run the pass and return its results."""
         self._session.run_with_iobinding(self._binding)
         return self.found
 
 
 class SizedGraph:
-    """A graph on the CPU, over a cache of its own if it has one: inputs ``past.*`` ``(1, heads, capacity, size)``.
+    """A graph on the CPU, over its own cache if it has one: inputs ``past.*`` ``(1, heads, capacity, size)``.
 
     Args:
-        session: of `open_session`, which several may share.
+        session: from `open_session`; several graphs may share it.
         capacity: tokens to make room for at first.
 
     Attributes:
-        caches: the buffers by name of the input, which passes write to.
-        capacity: tokens that there is room for.
+        caches: the buffers that passes write to, by input name.
+        capacity: the number of tokens that fit.
     """
 
     def __init__(self, session: onnxruntime.InferenceSession, capacity: int = 0) -> None:
@@ -68,22 +68,22 @@ class SizedGraph:
         return name in self._inputs
 
     def makes(self, name: str) -> bool:
-        """Whether it has a result of this name."""
+        """Whether it has an output of this name."""
         return name in self._outputs
 
     def reserve(self, tokens: int, filled: int) -> None:
-        """Make room for a number of tokens, of which the first ``filled`` are cached."""
+        """Make room for a number of tokens; the first ``filled`` are cached."""
         if tokens <= self.capacity:
             return
         capacity = max(tokens, 2 * self.capacity)
         grown = self._allocated(capacity)
         for name, buffer in grown.items():
             buffer[:, :, :filled] = self.caches[name][:, :, :filled]
-        self.caches, self.capacity = grown, capacity  # not before all are there: memory may run out
+        self.caches, self.capacity = grown, capacity  # only now, since memory may run out before all buffers exist
         self._passes.clear()
 
     def _allocated(self, capacity: int) -> dict[str, Array]:
-        # Zeros: what lies after the sequence is multiplied by 0, and uninitialised memory may hold NaN.
+        # Zeros: slots after the sequence are multiplied by 0, and uninitialised memory may hold NaN.
         return {
             name: ON_HOST.zeros((1, one.shape[1], capacity, one.shape[3]), element_type(one.type))
             for name, one in self._inputs.items()
@@ -91,7 +91,7 @@ class SizedGraph:
         }
 
     def sized(self, **sizes: int) -> SizedPass:
-        """The pass whose dimensions have these sizes, always named in the same order."""
+        """The pass with these sizes of its dimensions, always passed in the same order."""
         key = tuple(sizes.values())
         return self._passes.get(key) or self._bound(key, sizes)
 
@@ -125,9 +125,9 @@ PASS, FUSE, REMEMBER, ROW, CONFIDENCE = GRAPH, "fuse.onnx", "remember.onnx", "ro
 class HeadGraphs:
     """The graphs of a draft head."""
 
-    folder: Path  # which they are in
-    threads: int  # of their passes
-    seconds: float | None = None  # wall time that was spent on making them; None if they were there
+    folder: Path  # the folder with their files
+    threads: int  # the number of threads of their passes
+    seconds: float | None = None  # wall time spent on making them; None if they existed
     _sessions: dict[str, onnxruntime.InferenceSession] = field(
         init=False, repr=False, compare=False, default_factory=dict
     )
@@ -137,7 +137,7 @@ class HeadGraphs:
         return (self.folder / name).exists()
 
     def opened(self, name: str, capacity: int = 0) -> SizedGraph:
-        """Open one of them, with room for ``capacity`` tokens in its cache at first; weights are in memory once."""
+        """Open one of the graphs, with an initial cache capacity of ``capacity`` tokens; weights are loaded once."""
         session = self._sessions.get(name)
         if session is None:
             session = self._sessions[name] = open_session(self.folder / name, HOST, self.threads)
@@ -145,15 +145,15 @@ class HeadGraphs:
 
 
 class OnnxChainPasses(DraftHeadPasses):
-    """As `ChainPasses`, by graphs of the head: what reads each token is the same.
+    """`ChainPasses` with the head's graphs; each token reads the same as there.
 
-    The token at place p goes to slot p - 1 of the cache, so that each attends to all slots before its own: but for the
-    first token of a sequence no token attends to the first one, which is read by itself, if it is read at all. Of a
-    head whose tokens attend to the first one too, slots are places.
+    The token at position p goes to slot p - 1 of the cache, and each token attends to all slots up to its own. No other
+    token attends to the sequence's first token, so that is read in a separate pass, if at all. For a head whose tokens
+    do attend to the first one, slot and position are equal.
 
     Args:
         head: in eval mode, on the CPU.
-        graphs: of it.
+        graphs: the head's graphs.
         vocabulary: the pair's shared vocabulary V; logits beyond it are padding and are cut off.
     """
 
@@ -171,9 +171,9 @@ class OnnxChainPasses(DraftHeadPasses):
         self._fusing = graphs.opened(FUSE) if graphs.has(FUSE) else None
         self._blank = np.zeros((1, head.feature_size), dtype=np.float32)
         self._rows = HeadInputs(self._blank, self._fused)
-        self._skipped = 0 if head.sees_first else 1  # how many tokens are before the one in the first slot
+        self._skipped = 0 if head.sees_first else 1  # number of tokens before the first slot
         self._placed = self._pass.reads("positions")
-        self._shows = self._pass.reads("places")  # whether other slots hold what rows bring in
+        self._shows = self._pass.reads("places")  # whether other slots hold the observed rows
         self._written = "row" if self._pass.makes("row") else "hidden"
 
     def fresh(self) -> "OnnxChainPasses":
@@ -222,24 +222,24 @@ class OnnxChainPasses(DraftHeadPasses):
                 found = self._read(part, wanted)
                 if wanted:
                     rows = found["logits"][0, :wanted, : self._columns]
-                    logits.append(rows.copy() if left else rows)  # another pass would overwrite them
+                    logits.append(rows.copy() if left else rows)  # copied, since another pass would overwrite them
                     states += [found["hidden"][0, :wanted].copy()] if hidden else []
         rows = logits[0] if len(logits) == 1 else np.concatenate([*logits, np.zeros((0, self._columns), np.float32)])
         if not hidden:
             return Forward(rows, vocabulary=self.draft_vocabulary)
-        import torch  # a caller that reads states is a network
+        import torch  # a caller that reads states is a torch network
 
         last = torch.from_numpy(np.concatenate([*states, np.zeros((0, self.head.width), np.float32)]))
         return Forward(rows, last, None, self.draft_vocabulary)
 
     def _parts(self, tokens: Sequence[int]) -> list[Sequence[int]]:
-        """Tokens in passes that are not too wide; the first of a sequence in one of its own."""
+        """Splits tokens into passes of limited width; a sequence's first token gets its own pass."""
         first = min(1, len(tokens)) if not self.length else 0
         starts = range(first, len(tokens), PIECE)
         return [*([tokens[:1]] if first else []), *(tokens[start : start + PIECE] for start in starts)]
 
     def _read(self, tokens: Sequence[int], keep: int) -> Mapping[str, Array]:
-        """A pass, and its results for at least one token."""
+        """A pass with results for at least one token."""
         count, slot = len(tokens), max(0, self.length - self._skipped)
         self._pass.reserve(slot + count, slot)
         step = self._pass.sized(tokens=count, rows=max(keep, 1))
@@ -251,7 +251,7 @@ class OnnxChainPasses(DraftHeadPasses):
         given["before"][0], given["total"][0] = slot + count - 1, slot + count
         rows = self._rows.next(self.length, count)
         if self._shows:
-            # A row that the head wrote brings in nothing, so the newest that was observed is brought in again.
+            # A row that the head itself computed adds nothing, so the newest observed row is added again.
             place = self.length - 1
             if self._rows.known(self.length) <= 0 and self._rows.count:
                 place = self._rows.count - 1
@@ -267,11 +267,11 @@ class OnnxChainPasses(DraftHeadPasses):
 
 
 class OnnxBlockPasses(BlockHeadPasses):
-    """As `BlockPasses`, by graphs of the head: what is fed and what is attended to is the same.
+    """`BlockPasses` with the head's graphs; inputs and attention are the same as there.
 
     Args:
         head: in eval mode, on the CPU.
-        graphs: of it.
+        graphs: the head's graphs.
         vocabulary: the pair's shared vocabulary V; logits beyond it are padding and are cut off.
     """
 
@@ -315,7 +315,7 @@ class OnnxBlockPasses(BlockHeadPasses):
         self._remembered = end
 
     def _reserve(self, places: int) -> None:
-        """Make room for a number of places and a block after them."""
+        """Make room for a number of positions and a block after them."""
         capacity = self._pass.capacity
         self._pass.reserve(places + self.head.block_size, self._remembered)
         if self._pass.capacity > capacity:
@@ -337,12 +337,12 @@ class OnnxBlockPasses(BlockHeadPasses):
                 logits[index], states[index] = row, self._block.found["hidden"][self._row]
         if not hidden:
             return Forward(logits, vocabulary=self.draft_vocabulary)
-        import torch  # a caller that reads states is a network
+        import torch  # a caller that reads states is a torch network
 
         return Forward(logits, torch.from_numpy(states), None, self.draft_vocabulary)
 
     def _feed(self, token: int) -> None:
-        """Move to the next row of the block, or write a block after an anchor."""
+        """Go to the next row of the block, or write a new block after an anchor."""
         head = self.head
         if self._row < 0:
             self._remember()
@@ -362,7 +362,7 @@ class OnnxBlockPasses(BlockHeadPasses):
         self.length += 1
 
     def _logits(self, token: int) -> Array:  # (V,)
-        """Those of the row, given the token before it."""
+        """The row's logits, given the token before it."""
         base: Array = self._block.found["logits"][self._row]
         step = self._row_step
         if step is None:
@@ -388,7 +388,7 @@ class OnnxBlockPasses(BlockHeadPasses):
                 self._branches.append(step.given["memory"].copy())
         if not hidden:
             return Forward(logits, vocabulary=self.draft_vocabulary)
-        import torch  # a caller that reads states is a network
+        import torch  # a caller that reads states is a torch network
 
         return Forward(logits, torch.from_numpy(state[None].copy()), None, self.draft_vocabulary)
 
@@ -397,7 +397,7 @@ class OnnxBlockPasses(BlockHeadPasses):
         return None if self._confidence is None else self._next_accept_prob
 
     def _next_accept_prob(self, token: "torch.Tensor") -> "torch.Tensor":
-        """As of `BlockPasses`."""
+        """See `BlockPasses`."""
         import torch
 
         step = self._confidence

@@ -1,1 +1,1 @@
-"""What a forward pass of torch is made of: caches, masks, fixed buffers, compiled and captured passes."""
+"""Parts of a torch forward pass: caches, masks, fixed buffers, compiled and captured passes."""

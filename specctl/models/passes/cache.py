@@ -39,10 +39,10 @@ CANNOT_GO_BACK = {
 
 
 class BufferedLayer(DynamicLayer):  # type: ignore[no-untyped-call]
-    """A full-attention layer over buffers with room to spare.
+    """A full-attention layer over buffers with spare capacity.
 
-    transformers' own layer concatenates: every step copies the whole cache. Here a step writes its own entries and
-    returns views; cropping moves a counter.
+    transformers' own layer copies the whole cache in every step, since it concatenates. Here a step writes only its own
+    entries and returns views; cropping moves a counter.
     """
 
     keys: torch.Tensor
@@ -102,10 +102,10 @@ class BufferedLayer(DynamicLayer):  # type: ignore[no-untyped-call]
 
 
 class WindowLayer(DynamicSlidingWindowLayer):  # type: ignore[no-untyped-call]
-    """A layer with a sliding window, which keeps more than the window until it is cropped.
+    """A sliding-window layer that stores more than the window until it is cropped.
 
-    Several passes may run without a crop, each seeing as much as the mask expects: older versions of transformers hand
-    all that was recorded to every pass.
+    Several passes may run without a crop. Each sees as much as the mask expects; older versions of transformers would
+    pass on everything recorded.
     """
 
     keys: torch.Tensor
@@ -138,7 +138,7 @@ def empty_cache(config: PreTrainedConfig, *, recurrent: bool = False) -> Dynamic
     """A cache for one sequence that can be rolled back.
 
     Args:
-        config: the model's.
+        config: the model's configuration.
         recurrent: whether its layers have a recurrent state, which `RecurrentState` copies.
     """
     cache = DynamicCache(config=config)
@@ -150,7 +150,7 @@ def empty_cache(config: PreTrainedConfig, *, recurrent: bool = False) -> Dynamic
             layers[index] = WindowLayer(layer.sliding_window)
         elif type(layer) is LinearAttentionAndSlidingWindowAttentionLayer:
             layers[index] = RecurrentWindowLayer(layer.sliding_window, layer.number_of_states)
-        # Sliding windows and convolutions drop old entries, and a rollback may need them again.
+        # Sliding windows and convolutions drop old entries, which a rollback may need.
         windowed = isinstance(layer, DynamicSlidingWindowLayer)
         if windowed or (isinstance(layer, LinearAttentionCacheLayerMixin) and not recurrent):
             layers[index].activate_past_recording()
@@ -158,7 +158,7 @@ def empty_cache(config: PreTrainedConfig, *, recurrent: bool = False) -> Dynamic
 
 
 def trims_from(cache: DynamicCache) -> int | None:
-    """The length from which on cropping a cache also drops entries that its layers no longer read; None if never."""
+    """The length from which a crop also drops cache entries that its layers no longer read; None if there is none."""
     windows = [layer.sliding_window for layer in cache.layers if isinstance(layer, DynamicSlidingWindowLayer)]
     records = any(isinstance(layer, LinearAttentionCacheLayerMixin) and layer.record_past for layer in cache.layers)
     return min([*windows, *([1] if records else [])], default=None)
@@ -167,8 +167,8 @@ def trims_from(cache: DynamicCache) -> int | None:
 def cache_argument(module: type) -> str:
     """The parameter of ``forward`` that takes the cache, of a model's or a layer's class; an empty string if none does.
 
-    transformers calls it ``cache`` in all models from 5.24 on, and warns of the names before. A dictionary (XLM,
-    Flaubert) is another thing.
+    From 5.24 on, transformers calls it ``cache`` in all models, and warns about the earlier names. A cache that is a
+    dictionary (XLM, Flaubert) does not count.
     """
     parameters = inspect.signature(module.forward).parameters  # type: ignore[attr-defined]
     known = [name for name in CACHE_ARGUMENTS if name in parameters]
@@ -176,11 +176,11 @@ def cache_argument(module: type) -> str:
 
 
 def cannot_go_back(config: PreTrainedConfig, model: type | None) -> str | None:
-    """Why a model cannot take back tokens, as the end of a sentence; None if it can.
+    """Why a model cannot roll back, as the end of a sentence; None if it can.
 
     Args:
         config: the model's.
-        model: its class; None if it is not known.
+        model: its class; None if unknown.
     """
     family = config.get_text_config(decoder=True).model_type
     if why := CANNOT_GO_BACK.get(config.model_type) or CANNOT_GO_BACK.get(family):

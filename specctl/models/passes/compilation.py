@@ -1,4 +1,4 @@
-"""Passes are compiled with torch.compile, once each; where that fails they run uncompiled, with a notice."""
+"""Compiles passes with torch.compile, once each. Passes that fail to compile run uncompiled, with a notice."""
 
 import inspect
 import os
@@ -38,7 +38,7 @@ class Compiler:
 
     Args:
         notice: called with one line when a pass cannot be compiled and runs uncompiled.
-        progress: called with what is being compiled.
+        progress: called with the name of each pass that is compiled.
         must: whether a pass that cannot be compiled is an error.
 
     Attributes:
@@ -68,14 +68,15 @@ class Compiler:
         single: bool,
         rows: Sequence[torch.Tensor | None] = (),
     ) -> Pass:
-        """``step`` compiled, for every length of sequence and capacity of the cache; ``step`` itself where that fails.
+        """``step`` compiled for every sequence length and cache capacity; ``step`` itself if that fails.
 
         Args:
-            step: gives the same when repeated, as it is here with ``given``.
-            given: arguments of the current pass: ids ``(1, T)``, positions ``(T,)``, slots ``(S,)``, and further ones.
+            step: must be repeatable: it is called with ``given`` here.
+            given: arguments of the current pass: ids ``(1, T)``, positions ``(T,)``, slots ``(S,)``, and further
+                arguments.
             buffers: keys and values ``(1, heads, capacity, head_dim)`` that the pass writes to.
             single: whether T is always 1; otherwise it is any greater number.
-            rows: those of the further arguments that are ``(T, H)``.
+            rows: the further arguments with the shape ``(T, H)``.
         """
         if self._failed:
             return step
@@ -119,10 +120,10 @@ class Compiler:
 
 
 def _torch_compile(step: Pass) -> Pass:
-    """Compile without guards on the model, if this torch keeps the compiled passes of several models apart.
+    """Compile without guards on the model, if this version of torch separates the compiled passes of several models.
 
-    Checking that no attribute of any layer has changed takes longer than a small model's whole pass, and here nothing
-    changes: weights and buffers are looked up at each call, and only sizes marked as dynamic vary.
+    Checking all attributes of all layers takes longer than a small model's whole pass. Here none of them change:
+    weights and buffers are looked up at each call, and only sizes marked as dynamic vary.
     """
     settings: dict[str, Any] = {}
     if "isolate_recompiles" in inspect.signature(torch.compile).parameters:

@@ -1,4 +1,4 @@
-"""Attention and norms on CUDA in fewer or faster kernels than those of transformers."""
+"""Attention and norms on CUDA with fewer or faster kernels than transformers'."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +12,7 @@ from specctl.models.passes.tree_sight import WIDEST
 
 
 def attend_in_groups(model: PreTrainedModel) -> None:
-    """Let a model that runs `USUAL` attention run `grouped` from now on; another's stays."""
+    """Let a model with `USUAL` attention run `grouped` from now on; other models are unchanged."""
     if model.config._attn_implementation != USUAL:
         return
     AttentionInterface.register(GROUPED, grouped)
@@ -29,12 +29,12 @@ def grouped(
     scaling: float | None = None,
     **more: Any,
 ) -> tuple[torch.Tensor, None]:
-    """An attention function of transformers: three products and a softmax in float32, without a copy of the cache.
+    """transformers attention by matrix products and a softmax in float32, without a copy of the cache.
 
-    With a mask torch has no kernel that reads a group's keys once, nor one that spreads a long cache over the card:
-    keys and values are copied for each head, and one block of threads walks through all slots of a head. A layer of
-    Llama 3 8B takes 20 us that way on an H200 over 256 slots and 124 over 2,048, and this way 12 and 21; with 16 texts
-    at once over 1,024 slots 411, and this way 39. Prompts, other devices and what has no mask go to `USUAL`.
+    With a mask, torch has no kernel that reads a group's keys only once, or that splits a long cache across the GPU. It
+    copies keys and values for each head, and one thread block processes all slots of a head. On an H200, a layer of
+    Llama 3 8B takes 20 us that way over 256 slots and 124 us over 2,048; this function takes 12 and 21 us. With 16
+    texts over 1,024 slots it takes 39 us instead of 411. Prompts, other devices and calls without a mask go to `USUAL`.
 
     Args:
         module: the layer.
@@ -42,8 +42,8 @@ def grouped(
         key: ``(B, H, S, D)``.
         value: ``(B, H, S, E)``.
         attention_mask: ``(B, 1, T, S)``, added to the scores.
-        scaling: of the scores; None for one over the root of D.
-        more: as of transformers' attention functions.
+        scaling: of the scores; None for 1 / sqrt(D).
+        more: further arguments of transformers' attention functions.
 
     Returns:
         ``(B, T, G H, E)``, and no weights.
@@ -65,15 +65,15 @@ def grouped(
 
 
 def _product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """A product in float32, whatever the factors: scores rounded to bfloat16 would be off by percents."""
+    """A product in float32 for factors of any dtype: scores rounded to bfloat16 would be off by percents."""
     return torch.bmm(left, right) if left.dtype == torch.float32 else torch.bmm(left, right, out_dtype=torch.float32)
 
 
-ALIKE = 1e-5  # How far a norm may be from torch's, in float32, to be taken for the same
+ALIKE = 1e-5  # The largest difference of a norm from torch's, in float32, to be recognised
 
 
 def fuse_norms(model: PreTrainedModel) -> None:
-    """Let those layers of a model that compute `torch.nn.functional.rms_norm` compute it by that name.
+    """Replace norm layers that compute `torch.nn.functional.rms_norm` by that function.
 
     A layer is recognised by its class; one layer of each class is tried. In bfloat16 the result is rounded once, not
     twice.
@@ -98,7 +98,7 @@ def _fused(layer: torch.nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def _is_one(layer: torch.nn.Module) -> bool:
-    """Whether a layer is such a norm, without a bias or anything else of its own."""
+    """Whether a layer is such a norm, without a bias or other parameters."""
     weights = dict(layer.named_parameters())
     if [*weights] != ["weight"] or weights["weight"].dim() != 1 or [*layer.named_children(), *layer.named_buffers()]:
         return False

@@ -1,4 +1,4 @@
-"""Which ids a draft can write, where they are not all of its target's."""
+"""The ids that a draft can write, where these are only a part of its target's."""
 
 import hashlib
 from collections.abc import Iterable
@@ -18,22 +18,22 @@ Floats = npt.NDArray[np.float32]
 class DraftVocabulary:
     """The ids that the N columns of a draft's logits stand for (FR-Spec, arXiv 2502.14856; ``d2t`` of EAGLE-3 heads).
 
-    A draft is drawn from its distribution over these, and every other id has probability 0 there. What is emitted
-    follows the target whatever a draft can write.
+    Draft tokens are drawn from a distribution over these ids; all other ids have probability 0 in it. The emitted
+    tokens still follow the target's distribution.
 
     Args:
-        ids: of the target; those from ``whole`` on are left out.
+        ids: the target's ids; those from ``whole`` on are dropped.
         whole: V, the pair's shared vocabulary.
 
     Attributes:
-        ids: ``(N,)`` int64, rising: of equal logits the lowest id is the first here as it is among all V.
+        ids: ``(N,)`` int64, ascending, so that the lowest id comes first among equal logits, as it does among all V.
         whole: V.
     """
 
     def __init__(self, ids: Iterable[int], whole: int) -> None:
         self.ids: npt.NDArray[np.int64] = np.array(sorted({id_ for id_ in ids if id_ < whole}), dtype=np.int64)
         self.whole = whole
-        self._columns = np.zeros(whole, dtype=np.int64)  # (V,), of the ids that have one
+        self._columns = np.zeros(whole, dtype=np.int64)  # (V,), the columns of ids that have one
         self._columns[self.ids] = np.arange(len(self.ids))
         self._there: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
 
@@ -42,7 +42,7 @@ class DraftVocabulary:
 
     @property
     def digest(self) -> str:
-        """A hash of the ids, by which files made for them are known again."""
+        """A hash of the ids, which identifies files made for them."""
         return hashlib.sha256(self.ids.astype("<i8").tobytes()).hexdigest()[:16]
 
     def ids_on(self, device: "torch.device") -> "torch.Tensor":
@@ -50,19 +50,19 @@ class DraftVocabulary:
         return self._on(device)[0]
 
     def columns_of(self, tokens: "torch.Tensor") -> "torch.Tensor":
-        """The columns of ids that have one, of the same shape and on the same device."""
+        """The columns of ids on their device, in the same shape; every id must have one."""
         found: torch.Tensor = self._on(tokens.device)[1][tokens]
         return found
 
     def columns(self, tokens: Iterable[int]) -> npt.NDArray[np.int64]:
-        """The columns of ids that have one."""
+        """The columns of those ids that have one."""
         return self._columns[[*tokens]]
 
     def _on(self, device: "torch.device") -> "tuple[torch.Tensor, torch.Tensor]":
         if str(device) not in self._there:
             import torch
 
-            with torch.inference_mode(False):  # for passes that are compiled or captured they must be ordinary tensors
+            with torch.inference_mode(False):  # compiled or captured passes need ordinary tensors
                 found = torch.from_numpy(self.ids).to(device), torch.from_numpy(self._columns).to(device)
             self._there[str(device)] = found
         return self._there[str(device)]
@@ -80,7 +80,7 @@ class DraftVocabulary:
     @overload
     def less(self, rows: "torch.Tensor", columns: "torch.Tensor") -> "torch.Tensor": ...
     def less(self, rows: "Numbers", columns: "Numbers") -> "Numbers":
-        """Rows ``(..., V)`` less columns ``(..., N)``; the other ids stay as they are."""
+        """Rows ``(..., V)`` minus columns ``(..., N)``; other ids keep their values."""
         if isinstance(rows, np.ndarray):
             found = rows.copy()
             found[..., self.ids] -= columns

@@ -1,4 +1,4 @@
-"""KV caches at fixed addresses and the passes over them, which can be compiled and captured."""
+"""KV caches at fixed addresses, and passes over them that can be compiled and captured."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -18,18 +18,18 @@ from specctl.models.passes.tree_sight import WIDEST, TreeSight, gather_path
 
 
 class Cursor:
-    """Where the current pass writes in a cache of `FixedLayer` and how far it attends; one for all layers."""
+    """Where the current pass writes in a cache of `FixedLayer`, and how far it attends; shared by all layers."""
 
     positions: torch.Tensor  # ``(T,)`` int64, the slots of the pass's tokens
-    span: int  # how many slots its tokens may attend to; those ahead of a token are masked
+    span: int  # the number of slots its tokens may attend to; those after a token are masked
 
 
 class BufferLayer(CacheLayerMixin):
     """A full-attention layer over buffers ``(rows, heads, capacity, head_dim)``, written where a cursor points.
 
     Args:
-        cursor: says where.
-        capacity: tokens of a row.
+        cursor: the position to write at.
+        capacity: slots per row.
         rows: one for each sequence.
     """
 
@@ -51,7 +51,7 @@ class BufferLayer(CacheLayerMixin):
         return states.new_zeros(self._rows, states.shape[1], capacity, states.shape[3])
 
     def grow(self, capacity: int, filled: int) -> None:
-        """Move the first ``filled`` tokens of each row to other buffers, or none."""
+        """Allocate new buffers and move the first ``filled`` tokens of each row, or none."""
         if capacity == self._capacity:
             return
         if self.is_initialized:
@@ -63,7 +63,7 @@ class BufferLayer(CacheLayerMixin):
         self._capacity = capacity
 
     def get_seq_length(self) -> int:
-        return 0  # who makes the passes counts; positions and masks come from it
+        return 0  # the caller that makes the passes counts; it also makes positions and masks
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:  # noqa: ARG002 - the layer's signature
         return self._cursor.span, 0
@@ -95,18 +95,18 @@ class FixedLayer(BufferLayer):  # type: ignore[no-untyped-call]
 
 
 class RowCursor:
-    """Where the current pass writes in a cache of `RowLayer`, and how far it attends; one for all layers."""
+    """Where the current pass writes in a cache of `RowLayer`, and how far it attends; shared by all layers."""
 
-    rows: torch.Tensor  # ``(n,)`` int64, the rows of the cache that the pass's sequences have
-    # whether the k-th sequence writes to row k and looks at it, so that keys and values need no copy; only what pads
-    # the pass may write to another one
+    rows: torch.Tensor  # ``(n,)`` int64, the cache rows of the pass's sequences
+    # whether the k-th sequence reads and writes row k, so that keys and values need no copy; only padding may write to
+    # another row
     whole: bool
-    slots: torch.Tensor  # ``(n, W)`` int64, where in its row each of their tokens is written
-    span: int  # how many slots its tokens may attend to
+    slots: torch.Tensor  # ``(n, W)`` int64, the slot of each token in its row
+    span: int  # the number of slots its tokens may attend to
 
 
 class RowLayer(BufferLayer):  # type: ignore[no-untyped-call]
-    """The layer of several sequences, with a `RowCursor`; the last slot of a row is where padding goes."""
+    """The layer of several sequences, with a `RowCursor`; padding goes to the last slot of a row."""
 
     def update(
         self,
@@ -127,7 +127,7 @@ class RowLayer(BufferLayer):  # type: ignore[no-untyped-call]
         return self.keys[:, :, :span].index_select(0, rows), self.values[:, :, :span].index_select(0, rows)
 
     def copy(self, source: int, row: int, start: int, stop: int) -> None:
-        """Give a row the slots of another one from ``start`` to ``stop``."""
+        """Copy a row's slots from ``start`` to ``stop`` to another row."""
         for buffer in (self.keys, self.values):
             buffer[row, :, start:stop] = buffer[source, :, start:stop]
 
@@ -137,38 +137,38 @@ class RowLayer(BufferLayer):  # type: ignore[no-untyped-call]
 
 
 SPARE = 256
-STEP = 64  # Buffers have a multiple of this many slots
-SHORTEST = 256  # Spans are powers of two from here on, because a graph attends to a fixed number of slots
-PIECE = 512  # Tokens of a prompt that go through the model at once
+STEP = 64  # Buffer sizes are multiples of this number of slots
+SHORTEST = 256  # Spans are powers of two from here on, since a graph attends to a fixed number of slots
+PIECE = 512  # Prompt tokens that go through the model at once
 
 
 @dataclass(frozen=True, slots=True)
 class PassKind:
     """The properties by which passes need different compiled code."""
 
-    width: int  # tokens in the pass; 0 for any number above 1, which one compiled pass covers
+    width: int  # tokens in the pass; 0 for any number above 1, since one compiled pass covers all of these
     hidden: bool = False  # whether hidden states are wanted
-    reader: TokenReader | None = None  # reads one token's pass within it; None for a pass that gives logits
-    rows: int = 0  # how many of its further arguments, from the first, have a row for each token
-    tree: bool = False  # whether the first of them says which tokens of a tree each token sees
+    reader: TokenReader | None = None  # reads one token's pass within it; None for a pass that returns logits
+    rows: int = 0  # the number of its further arguments, from the first, with a row for each token
+    tree: bool = False  # whether the first of these is the tree's mask
 
 
 class FixedBuffers(ABC):
-    """Preallocated buffers: a step writes in place, a rollback moves a counter, addresses stay.
+    """Preallocated buffers: a step writes in place, a rollback moves a counter, and addresses stay the same.
 
     Addresses change only when a sequence outgrows the buffers.
 
     Args:
-        layers: how many layers keep keys and values.
+        layers: the number of layers with keys and values.
         vocabulary: V, the length of a row of logits.
         context: the most tokens of a sequence.
         device: of the network.
-        capacity: tokens to make room for at first.
+        capacity: initial capacity in tokens.
         compiler: compiles each kind of pass when it first runs; None to run uncompiled.
     """
 
     length = 0
-    _slack = 0  # slots beyond a sequence's end that a pass may write to
+    _slack = 0  # slots that a pass may write after a sequence's end
 
     def __init__(
         self,
@@ -203,37 +203,37 @@ class FixedBuffers(ABC):
 
     @property
     def widest_sample(self) -> int:
-        """The most tokens that are read within their pass: several would have another pass compiled."""
+        """The most tokens that are sampled within their pass: more than one would need another compiled pass."""
         return 1
 
     @property
     def specialises(self) -> bool:
-        """Whether every reader has a pass of its own compiled or captured."""
+        """Whether every reader has its own compiled or captured pass."""
         return self.preparing_seconds is not None
 
     @abstractmethod
     def _pass(self, kind: PassKind, keep: int = 0) -> Callable[..., Any]:
         """A function of ids ``(1, T)``, positions ``(T,)``, slots ``(S,)`` from 0 on, and further arguments.
 
-        Repeating it has no further effect, since it writes the same entries again. It gives three results, tensors, a
-        dictionary of them or None. Without a reader the first is the logits of the last ``keep`` tokens, or of all for
-        0, and the second their hidden states; with one these are what the reader gives.
+        Repeating it has no further effect, since it writes the same entries again. It returns three results: tensors, a
+        dictionary of tensors, or None. Without a reader the first is the logits of the last ``keep`` tokens, or of all
+        tokens for 0, and the second their hidden states. With a reader, these two are the reader's results.
         """
 
     def _run(self, kind: PassKind, tokens: Sequence[Token], *given: torch.Tensor | float | None) -> Any:
-        """One short pass, compiled if there is a compiler and an earlier pass has made the buffers.
+        """One short pass, compiled if there is a compiler and an earlier pass has allocated the buffers.
 
-        A token that is on the device is the pass's only one. ``given`` are the tokens' rows, if it reads any, then a
-        reader's uniform and previous numbers, if it has one.
+        A token on the device is the pass's only token. ``given`` has the tokens' rows, if the pass reads any, then a
+        reader's uniform and previous numbers, if there is a reader.
         """
         return self._run_once(kind, tokens, *given)
 
     def _run_once(self, kind: PassKind, tokens: Sequence[Token], *given: torch.Tensor | float | None) -> Any:
-        """`_run` of a pass that is not worth more preparation, such as a prompt's."""
+        """`_run` for a pass that is not worth preparing, such as a prompt's."""
         ids = _ids(tokens, self.device)
         end = self.length + len(tokens)
         there = [self._filled(value) if isinstance(value, float) else value for value in given]
-        # A copy, because a view that begins at 0 would be compiled separately.
+        # A copy, since a view from offset 0 would be compiled separately.
         positions = self._slots[self.length : end].clone()
         return self._best(kind, ids, positions, self._slots[: aligned(end)], *there)
 
@@ -247,7 +247,7 @@ class FixedBuffers(ABC):
     ) -> Any:
         given = (ids, positions, slots, *more)
         kind = replace(kind, width=1 if kind.width == 1 else 0)
-        # A size of 1 would be compiled separately, which a sequence's first token is not worth.
+        # A size of 1 would be compiled separately, which is not worth it for a sequence's first token.
         if self._compiler is None or not self._layers[0].is_initialized or len(slots) == 1:
             return self._pass(kind)(*given)
         step = self._compiled.get(kind)
@@ -259,11 +259,13 @@ class FixedBuffers(ABC):
         return step(*given)
 
     def _filled(self, number: float) -> torch.Tensor:
-        """A number of the host as ``()`` float64 on the device, without a copy that would be waited for."""
+        """A host number as ``()`` float64 on the device, without a copy that would wait."""
         return torch.full((), number, dtype=torch.float64, device=self.device)
 
     def _pieces(self, count: int) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor]]:
-        """Each piece of ``count`` tokens of a prompt, its positions, and the slots that its pass looks at."""
+        """For each piece of ``count`` prompt tokens: the tokens, their positions, and the slots that their pass attends
+        to.
+        """
         for start in range(0, count, PIECE):
             end = min(start + PIECE, count)
             yield (
@@ -273,23 +275,23 @@ class FixedBuffers(ABC):
             )
 
     def _holds(self, tokens: int) -> bool:
-        """Whether the buffers have room for this many tokens."""
+        """Whether the buffers can hold this many tokens."""
         return tokens + self._slack <= self._capacity
 
     def _room_for(self, tokens: int) -> int:
-        """Slots for this many tokens, such that the steps between rows of the buffers take few values."""
+        """The number of slots for this many tokens, rounded so that the strides between buffer rows take few values."""
         return -(-(tokens + self._slack) // STEP) * STEP
 
     def _reserve(self, tokens: int) -> None:
         """Grow the buffers to hold this many tokens.
 
         Raises:
-            torch.OutOfMemoryError: what is cached is then lost; the next pass makes all buffers again.
+            torch.OutOfMemoryError: the cache is lost; the next pass allocates all buffers again.
         """
         if self._holds(tokens):
             return
         capacity = self._room_for(max(tokens, min(tokens + max(SPARE, tokens // 2), self.context)))
-        self._capacity = 0  # until every layer has it
+        self._capacity = 0  # until every layer has grown
         for layer in self._layers:
             layer.grow(capacity + 1, self.length)
         self._slots = self._numbered(capacity)
@@ -325,7 +327,7 @@ Found = tuple[torch.Tensor, torch.Tensor | None, Any]
 
 
 class FixedBufferNetwork(FixedBuffers):
-    """A `Slot` over preallocated buffers; what is its own is the network.
+    """A `Slot` over preallocated buffers; subclasses provide the network.
 
     Args:
         layers, vocabulary, context, device, capacity, compiler: as for `FixedBuffers`.
@@ -354,36 +356,36 @@ class FixedBufferNetwork(FixedBuffers):
         Args:
             kind, keep: see `_pass`.
             ids: ``(1, T)``.
-            positions: ``(T,)``, the tokens' places in their text.
-            mask: ``(T, S)`` boolean, the slots that each of them sees.
+            positions: ``(T,)``, the tokens' positions in their text.
+            mask: ``(T, S)`` boolean, the slots that each token sees.
             slots: ``(S,)``, from 0 on.
             written: ``(T,)``, the slots that the pass writes to.
             rows: ``(T, H)`` of `_next_rows`.
         """
 
     def _next_rows(self, count: int) -> torch.Tensor | None:  # noqa: ARG002 - a model reads its tokens and nothing else
-        """What the network reads of the next tokens besides the tokens ``(count, H)``; None for nothing."""
+        """The network's further input for the next tokens ``(count, H)``; None for a network that reads only tokens."""
         return None
 
     def _advance(self, count: int, further: Any) -> None:  # noqa: ARG002 - for those that keep it
-        """Count tokens as read; ``further`` is what else the network gave for them."""
+        """Count tokens as read; ``further`` is the network's further output for them."""
         self.length += count
 
     def _read(self, tokens: Sequence[int], keep: int, hidden: bool) -> tuple[torch.Tensor, torch.Tensor | None, Any]:
-        """Read tokens for which there is room.
+        """Read tokens that fit into the buffers.
 
         Returns:
-            Logits, and hidden states if they are wanted, of at least the last ``keep`` tokens; and by piece what else
-            the network gave.
+            Logits, and hidden states if wanted, of at least the last ``keep`` tokens, and the network's further output
+                for each piece.
         """
         rows = self._next_rows(len(tokens))
         kind = PassKind(width_of(tokens) if len(tokens) <= WIDEST else 0, hidden, rows=int(rows is not None))
         if len(tokens) <= WIDEST:
-            run = self._run if keep and self.length else self._run_once  # widths of prompts are too many to capture
+            run = self._run if keep and self.length else self._run_once  # prompts have too many widths to capture
             logits, last, further = run(kind, tokens, *([] if rows is None else [rows]))
             self._advance(len(tokens), further)
             return logits, last, [further]
-        # A prompt runs uncompiled, in pieces that keep masks small.
+        # A prompt runs uncompiled, in pieces that keep its masks small.
         found: list[tuple[torch.Tensor, torch.Tensor | None]] = []
         more = []
         for piece, positions, slots in self._pieces(len(tokens)):
@@ -402,14 +404,14 @@ class FixedBufferNetwork(FixedBuffers):
     def _read_tree(
         self, tokens: Sequence[int], parents: Sequence[int], before: int, hidden: bool, *rows: torch.Tensor
     ) -> Found:
-        """A pass of `extend_tree` for which there is room; for ``rows`` see `_network`, if it takes any."""
+        """A pass of `extend_tree` that fits into the buffers; for ``rows`` see `_network`."""
         sight = sent(tree_rows(self._sight.grown(parents, before)), self.device)
         found: Found = self._run(PassKind(0, hidden, rows=1 + len(rows), tree=True), tokens, sight, *rows)
         self.length += len(tokens)
         return found
 
     def _pass(self, kind: PassKind, keep: int = 0) -> Callable[..., Any]:
-        """As in `FixedBuffers`; the third result is what else the network gives."""
+        """As in `FixedBuffers`; the third result is the network's further output."""
 
         def masked(
             ids: torch.Tensor,

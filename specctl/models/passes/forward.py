@@ -1,4 +1,4 @@
-"""What a forward pass gives, and what samples or judges within it."""
+"""The results of a forward pass, and the readers that sample or judge within it."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, Union
@@ -20,9 +20,9 @@ Signals: TypeAlias = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]
 
 
 class Certain(NamedTuple):
-    """What is predicted by a draft that writes text in tokens of its own."""
+    """The predictions of a draft that writes text in its own tokens."""
 
-    tokens: Sequence[int]  # the target's id after each of R rows
+    tokens: Sequence[int]  # the target's id predicted by each of R rows
     whole: int  # V, the pair's shared vocabulary
 
 
@@ -30,17 +30,16 @@ class Forward:
     """The outputs of one forward pass.
 
     Args:
-        columns: ``(keep, N)`` logits of the last ``keep`` tokens: float32 of numpy where a pass on the host gives
-            those, which needs no torch, and then the next pass may overwrite them; else a tensor of
-            the model's dtype.
-        hidden: ``(keep, D)`` last hidden states of the same tokens; None if not asked for.
-        states: of all tokens of the pass, for the layers that are watched; None if none is. Numpy's are overwritten by
-            the runner's next pass too.
+        columns: ``(keep, N)`` logits of the last ``keep`` tokens: a float32 numpy array from a pass on the host without
+            torch, which the next pass may overwrite; else a tensor of the model's dtype.
+        hidden: ``(keep, D)`` last hidden states of the same tokens; None if not requested.
+        states: of all tokens of the pass, for the watched layers; None without any. The runner's next pass may
+            overwrite numpy's states too.
         vocabulary: the ids of the columns; None where column i is id i, and N is V, the pair's shared vocabulary.
-        certain: the tokens predicted, where the columns are the distribution by which a draft begins to write them;
-            else None.
-        signals: of each row entropy in nats and top probability, ``(2, keep)`` in two arrays, where the pass computed
-            them (`Slot.wants_signals`); the next one may overwrite them.
+        certain: the predicted tokens, where the columns are the distribution of the first token that the draft itself
+            wrote; else None.
+        signals: entropy in nats and top probability of each row, ``(2, keep)`` as two arrays, if the pass computed them
+            (`Slot.wants_signals`); the next pass may overwrite them.
     """
 
     __slots__ = ("certain", "columns", "hidden", "signals", "states", "vocabulary")
@@ -62,14 +61,14 @@ class Forward:
         self.signals = signals
 
     def part(self, rows: Sequence[int]) -> "Forward":
-        """Some of its rows, without states."""
+        """A slice of the rows, without states."""
         certain = self.certain and Certain([self.certain.tokens[row] for row in rows], self.certain.whole)
         hidden = None if self.hidden is None else self.hidden[rows]
         return Forward(self.columns[rows], hidden, None, self.vocabulary, certain)
 
     @property
     def rows(self) -> Numbers:
-        """The logits ``(keep, V)``, -inf for ids that have no column and next to a token that is certain."""
+        """The logits ``(keep, V)``, with -inf for ids without a column and for all ids other than a certain token."""
         if self.certain is not None:
             found = np.full((len(self.columns), self.certain.whole), -np.inf, np.float32)
             found[np.arange(len(found)), [*self.certain.tokens]] = 0
@@ -78,7 +77,7 @@ class Forward:
 
     @property
     def logits(self) -> "torch.Tensor":
-        """The rows as a tensor, in memory of its own where the next pass may overwrite them."""
+        """The rows as a tensor, copied where the next pass may overwrite them."""
         rows = self.rows
         if isinstance(rows, np.ndarray):
             import torch
@@ -100,7 +99,7 @@ def joined(parts: Sequence[Forward]) -> Forward:
 
 
 def joined_numbers(parts: Sequence[Numbers]) -> Numbers:
-    """Rows ``(R, V)`` one below the other: numpy's if all of them are."""
+    """Rows ``(R, V)`` concatenated; numpy's if all of them are."""
     arrays = [part for part in parts if isinstance(part, np.ndarray)]
     if len(arrays) == len(parts):
         return np.concatenate(arrays)
@@ -118,21 +117,22 @@ Token: TypeAlias = "int | torch.Tensor"
 
 
 class PassReader(Protocol):
-    """Reads the passes of several texts at once. Hashable: those of texts that are equal are one."""
+    """Reads the passes of several texts at once. Hashable: texts with equal readers share one."""
 
     def read_rows(self, forwards: "Sequence[Forward]", about: Sequence[Any]) -> Sequence[Any]:
-        """What each text wants to know, all numbers on the host; an exception is that text's alone.
+        """The answer for each text, with all numbers on the host. An exception is the answer of that text alone.
 
-        Asked again about the same it gives the same. What it gives is memory of its own, but for the passes themselves.
+        Repeated calls return the same. The answers do not share memory with the passes, except for the passes
+        themselves.
 
         Args:
-            forwards: of one model, which the next pass may overwrite.
-            about: of each text.
+            forwards: passes of one model, which its next pass may overwrite.
+            about: for each text, see `Request`.
         """
 
 
 class TokenReader(PassReader, Protocol):
-    """Reads numbers off one token's forward pass. Pure and hashable, so that it may become part of the pass.
+    """Reads numbers from one token's forward pass. Pure and hashable, so that it can become part of the pass.
 
     Attributes:
         hidden: whether it reads the token's last hidden state.
@@ -149,22 +149,23 @@ class TokenReader(PassReader, Protocol):
         previous: "torch.Tensor | None" = None,
         foresee: Foresee | None = None,
     ) -> "tuple[torch.Tensor, torch.Tensor | None]":
-        """The numbers ``(F,)`` float64, the id drawn first of all, and the distribution ``(V,)`` if it is needed later.
+        """The numbers ``(F,)`` float64, starting with the drawn id, and the distribution ``(V,)`` if it is needed
+        later.
 
         Args:
             logits: ``(V,)``.
             uniform: ``()`` float64, a draw's randomness.
             hidden: ``(D,)``.
-            previous: ``(S,)``, what an earlier call found and this one reads.
+            previous: ``(S,)``, numbers from an earlier call.
             foresee: `Slot.foresee` of a draft head that predicts acceptance.
         """
 
     def read_rows(
         self, forwards: "Sequence[Forward]", about: "Sequence[float | None]"
     ) -> "list[tuple[list[float], Numbers | None]]":
-        """What a call gives for the one row of each pass; not where it is `hidden`.
+        """The result of a call for the single row of each pass; not available with `hidden`.
 
         Args:
             forwards: see `PassReader`.
-            about: of each text the draw's randomness, or None.
+            about: for each text the draw's randomness, or None.
         """

@@ -14,9 +14,10 @@ Found = TypeVar("Found")
 
 
 def in_inference_mode(function: Callable[Given, Found]) -> Callable[Given, Found]:
-    """A function in torch's inference mode, a generator in each of its steps; as it is where torch is not needed.
+    """Wraps a function in torch's inference mode, a generator in each of its steps; no effect where torch is not
+    needed.
 
-    As torch's own decorator, but that a call within the mode costs next to nothing.
+    Like torch's own decorator, except that a call within the mode costs almost nothing.
     """
     steps = isgeneratorfunction(function)
 
@@ -38,7 +39,7 @@ def _in_mode(function: Callable[Given, Found], /, *args: Given.args, **named: Gi
 
 
 def _stepping(made: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
-    """A generator whose steps are in the mode, and who takes them is not."""
+    """A generator with its steps in inference mode, but not its caller's code between them."""
     step: Callable[[Any], Any] = made.send
     given: Any = None
     while True:
@@ -56,7 +57,7 @@ def _stepping(made: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
 
 
 class _Host(str):
-    """``cpu``, as a name that torch's functions take, with what is asked of a `torch.device`."""
+    """``cpu`` as a name that torch's functions accept, with the used attributes of a `torch.device`."""
 
     __slots__ = ()
     type = "cpu"
@@ -75,12 +76,12 @@ class _Host(str):
 HOST = cast("torch.device", _Host("cpu"))
 """What equals ``torch.device("cpu")`` and stands for it where torch has not been imported."""
 
-WITHOUT_FLOAT64 = frozenset({"mps"})  # Kinds of devices that have no float64; of Intel's some have it
+WITHOUT_FLOAT64 = frozenset({"mps"})  # Kinds of devices without float64; some of Intel's have it
 
 
 @cache
 def draws(device: "torch.device") -> bool:
-    """Whether tokens can be drawn on a device, which takes float64; for one that cannot the host reads its logits."""
+    """Whether tokens can be drawn on a device, which needs float64. Otherwise the host reads its logits."""
     if device.type == "xpu":
         import torch
 

@@ -1,4 +1,4 @@
-"""Ready-made positions and attention masks, so that a model does not compute them at every step."""
+"""Precomputed positions and attention masks, so that a model does not compute them at every step."""
 
 import inspect
 from typing import TYPE_CHECKING, Any
@@ -12,9 +12,9 @@ from specctl.models.passes.weights import device_of
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-USUAL = "sdpa"  # transformers' name of torch's own scaled dot-product attention
-GROUPED = "specctl_grouped"  # The name under which a model of transformers knows `cuda_kernels.grouped`
-WITH_MASKS = (USUAL, GROUPED)  # Attentions that take a ready-made mask ``(1, 1, T, S)``
+USUAL = "sdpa"  # transformers' name for torch's scaled dot-product attention
+GROUPED = "specctl_grouped"  # The name of `cuda_kernels.grouped` in transformers
+WITH_MASKS = (USUAL, GROUPED)  # Attentions that accept a precomputed mask ``(1, 1, T, S)``
 ALIGNMENT = 8
 """CUDA's attention takes masks whose rows begin at multiples of this many numbers, and copies others in every layer."""
 
@@ -25,12 +25,14 @@ def aligned(slots: int) -> int:
 
 
 def additive(seen: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A mask of what is seen, as attention adds it to its scores: each layer would make it of a boolean one again."""
+    """A boolean mask in the form that is added to attention scores; otherwise each layer would convert it again."""
     return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, -torch.inf)
 
 
 def attends_to_everything(model: "PreTrainedModel") -> bool:
-    """Whether every layer keeps plain keys and values and sees the whole sequence: no windows, no recurrent state."""
+    """Whether every layer stores plain keys and values and sees the whole sequence, without windows or recurrent
+    states.
+    """
     from transformers import DynamicCache
     from transformers.cache_utils import DynamicLayer
 
@@ -38,12 +40,12 @@ def attends_to_everything(model: "PreTrainedModel") -> bool:
 
 
 def takes_masks(model: "PreTrainedModel") -> bool:
-    """Whether a model takes a ready-made ``(1, 1, T, S)`` mask, and positions.
+    """Whether a model accepts positions and a precomputed ``(1, 1, T, S)`` mask.
 
-    It is so for decoders without windows that go through torch's scaled dot-product attention. Others read the mask
-    differently (additive in the models' own attention, ``(1, S)`` in flash attention) or need one for each kind of
-    layer; models that count the ones of a mask to find positions (OPT, Bloom) take no positions or ignore them, and
-    Dory copies the layers of a cache for its loops.
+    True for decoders without windows that use torch's scaled dot-product attention. Others read the mask differently
+    (additive in the models' own attention, ``(1, S)`` in flash attention), or need one for each kind of layer. Models
+    that derive positions from the mask (OPT, Bloom) take no positions or ignore them. Dory copies the layers of a cache
+    for its loops.
     """
     known = inspect.signature(model.forward).parameters
     return (
@@ -59,12 +61,12 @@ _UNFIT: "WeakKeyDictionary[PreTrainedModel, str]" = WeakKeyDictionary()
 
 
 def rule_out_masks(model: "PreTrainedModel", why: str) -> None:
-    """Let `mask_obstacle` say from now on why this model cannot, as the end of a sentence: it was tried."""
+    """After a failed trial: let `mask_obstacle` give this reason from now on."""
     _UNFIT[model] = why
 
 
 def mask_obstacle(model: "PreTrainedModel") -> str | None:
-    """Why a model takes no mask of which tokens see which, as the end of a sentence; None if it takes one."""
+    """Why a model accepts no mask over single tokens, as the end of a sentence; None if it does."""
     if (why := _UNFIT.get(model)) is not None:
         return why
     if not attends_to_everything(model):
@@ -75,52 +77,55 @@ def mask_obstacle(model: "PreTrainedModel") -> str | None:
 
 
 def aligned_mask(seen: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:  # (T, S) -> (T, S)
-    """`additive`, with rows that begin at multiples of `ALIGNMENT`."""
+    """`additive` with rows aligned to multiples of `ALIGNMENT`."""
     count = seen.shape[1]
     return additive(torch.nn.functional.pad(seen, (0, aligned(count) - count)), dtype)[:, :count]
 
 
 def tree_rows(seen: Seen) -> torch.Tensor:  # (T, B + T) -> (T, LARGEST_TREE)
-    """`TreeSight.grown` as rows of one length for all trees, which passes of fixed shapes read."""
+    """`TreeSight.grown` with rows of the same length for all trees, for passes of fixed shapes."""
     return torch.nn.functional.pad(torch.from_numpy(seen), (0, LARGEST_TREE - seen.shape[1]))
 
 
 def placed_in_tree(
     written: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:  # (T,), (T, S)
-    """The positions of tokens of a tree, and which slots of the cache each of them sees.
+    """The positions of a tree's tokens, and the cache slots that each of them sees.
 
     Args:
         written: ``(T,)``, the slots that the tokens are written to.
         slots: ``(S,)`` from 0 on.
         rows: of `tree_rows`.
     """
-    # The last token that the first one sees is itself, so its place is the number before it.
+    # The last token that the first token sees is itself, so its index equals the number of tokens before it.
     before = torch.where(rows[0], torch.arange(LARGEST_TREE, device=rows.device), 0).amax()
     start = written[0] - before
-    place = slots - start  # (S,) in the tree; below 0 in the sequence before it
+    place = slots - start  # (S,) index in the tree; negative in the sequence before it
     own = rows[:, place.clamp(0, LARGEST_TREE - 1)] & (place < LARGEST_TREE)  # (T, S)
     return start + rows.sum(-1) - 1, own | (place < 0)
 
 
 class MaskMaker:
-    """Ready-made arguments for passes over a cached prefix.
+    """Precomputed arguments for passes over a cached prefix.
 
     Args:
-        model: on its device or devices; one that takes no ready-made masks computes its own.
+        model: on its device or devices; a model that accepts no precomputed masks computes its own.
     """
 
     def __init__(self, model: "PreTrainedModel") -> None:
         # Some models (Bamba) count from 0 in every pass without given positions.
         self._positions = "position_ids" in inspect.signature(model.forward).parameters
         self._masks = takes_masks(model)
-        # A stage of a pipeline cannot ask its first layer's cache how long the text is: another stage may hold that.
+        # A pipeline stage cannot ask its first layer's cache for the text's length, since another stage may hold that
+        # layer.
         self._widths = range(1, 1 << 31) if hasattr(model, "_pp_stage") else range(2, WIDEST + 1)
         self._dtype = model.dtype
         self._slots = torch.arange(0, device=device_of(model))
 
     def arguments(self, length: int, width: int) -> dict[str, Any]:
-        """``position_ids`` and ``attention_mask`` of ``width`` tokens after ``length`` cached ones, where taken."""
+        """``position_ids`` and ``attention_mask`` for ``width`` tokens after ``length`` cached ones, where the model
+        accepts them.
+        """
         if not self._positions:
             return {}
         end = length + width

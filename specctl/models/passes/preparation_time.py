@@ -1,4 +1,4 @@
-"""Time spent on compiling and capturing passes, which happens once and belongs to no round."""
+"""Time spent on compiling and capturing passes, which happens once and is not part of any round."""
 
 import threading
 from collections.abc import Iterator
@@ -7,10 +7,10 @@ from time import perf_counter
 
 
 class _Spent(threading.local):
-    """Of one thread.
+    """The state of one thread.
 
     Attributes:
-        seconds: what `working_seconds` leaves out.
+        seconds: the time that `working_seconds` leaves out.
         prepared: the part of it that was spent on `preparing`.
         within: whether it is `preparing`.
     """
@@ -24,18 +24,18 @@ _spent = _Spent()
 
 
 def working_seconds() -> float:
-    """A clock in seconds that stands still while this thread is `preparing`; only differences mean anything."""
+    """A clock in seconds that stops while this thread is `preparing`; only differences are meaningful."""
     return perf_counter() - _spent.seconds
 
 
 def waited_seconds() -> float:
-    """How long the clock stood still for what others did, as `OwnClock` has it; only differences mean anything."""
+    """How long the clock stopped for the work of others, see `OwnClock`; only differences are meaningful."""
     return _spent.seconds - _spent.prepared
 
 
 @contextmanager
 def preparing() -> Iterator[None]:
-    """Whatever this takes is not work, see `working_seconds`."""
+    """Time within this context does not count as work, see `working_seconds`."""
     if _spent.within:
         yield
         return
@@ -49,10 +49,10 @@ def preparing() -> Iterator[None]:
 
 
 class OwnClock:
-    """Within it `working_seconds` starts from these seconds in this thread; afterwards it goes on as before.
+    """Within it `working_seconds` starts at a given value in this thread; afterwards it continues as before.
 
     Args:
-        seconds: where it stands.
+        seconds: the start value.
     """
 
     __slots__ = ("_kept", "_seconds")

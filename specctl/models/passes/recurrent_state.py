@@ -1,4 +1,4 @@
-"""Recurrent states of a cache: passes of several tokens step through them, and copies let a rollback restore them."""
+"""Recurrent states of a cache: passes of several tokens step through them, and copies allow a rollback."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -49,24 +49,25 @@ TESTED = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class SavedState:
-    """The states of all layers after some tokens."""
+    """The states of all layers after a number of tokens."""
 
-    length: int  # how many tokens
+    length: int  # the number of tokens
     states: list[torch.Tensor]  # a copy of each tensor, in the order of `RecurrentState`
-    # what each layer with compressed entries has. Its passes replace tensors and never write to them.
+    # the contents of each layer with compressed entries. Their passes replace tensors and never write to them.
     compressed: list[dict[str, Any]]
 
 
 def untested(model: PreTrainedModel) -> bool:
-    """Whether a model keeps a state of a kind that may be rolled back wrongly, for all that the tests say."""
+    """Whether a model has a kind of state that no test covers and a rollback may corrupt."""
     known = model.config.get_text_config(decoder=True).model_type in TESTED
     return not known and keeps_states(model.config)
 
 
 def has_recurrent_state(model: PreTrainedModel) -> bool:
-    """Whether a model keeps a recurrent state in its cache, by a pass of one token where its configuration allows one.
+    """Whether a model has a recurrent state in its cache, found by a pass of one token where its configuration allows
+    one.
 
-    A model whose layers only keep the last columns of a convolution (LFM2) does not. Compressed entries count as one.
+    Layers that store only a convolution's last columns (LFM2) have none. Compressed entries count as one.
     """
     cache = DynamicCache(config=model.config)
     if _compressed_layers(cache):
@@ -81,7 +82,7 @@ def has_recurrent_state(model: PreTrainedModel) -> bool:
 
 
 def keeps_states(config: PreTrainedConfig) -> bool:
-    """Whether any layer of a model keeps a state of its own: recurrent, of a convolution, or compressed entries."""
+    """Whether any layer of a model has its own state: recurrent, of a convolution, or compressed entries."""
     cache = DynamicCache(config=config)
     return bool(_linear_layers(cache) or _compressed_layers(cache))
 
@@ -102,9 +103,9 @@ class RecurrentState:
         self._saved: list[SavedState] = []
 
     def after_pass(self) -> None:
-        """Cut convolution states back to what the next pass reads, where `empty_cache` lets them grow.
+        """Cut convolution states back to the part that the next pass reads, where `empty_cache` lets them grow.
 
-        In a layer with a sliding window one flag says whether its keys and its convolution states are kept.
+        In a layer with a sliding window one flag says whether its keys and its convolution states are stored.
         """
         for layer in self._layers:
             sliding = isinstance(layer, DynamicSlidingWindowLayer)
@@ -115,7 +116,7 @@ class RecurrentState:
                     layer.conv_states[index] = torch.nn.functional.pad(states[..., -columns:], (short, 0))
 
     def save(self, length: int) -> None:
-        """Copy the states, which are those after ``length`` tokens."""
+        """Copy the current states, those after ``length`` tokens."""
         if self._saved and self._saved[-1].length == length:
             return
         while len(self._saved) > 1 and length - self._saved[-2].length < SPACING:
@@ -129,7 +130,7 @@ class RecurrentState:
         return max((saved.length for saved in self._saved if saved.length <= length), default=0)
 
     def restore(self, length: int) -> None:
-        """Put back the states saved at exactly this length, and forget those saved later."""
+        """Restore the states saved at exactly this length, and forget those saved later."""
         self._saved = [saved for saved in self._saved if saved.length <= length]
         for state, copy in zip(self._tensors(), self._saved[-1].states, strict=True):
             state.copy_(copy)
@@ -138,7 +139,7 @@ class RecurrentState:
             vars(layer).update(_parted(had))
 
     def crop(self, tokens: int) -> None:
-        """Remove the last tokens from every layer but for states that `restore` puts back, which stay as they are."""
+        """Remove the last tokens from every layer, except for the states that `restore` replaces."""
         layers: list[Any] = self._cache.layers
         for layer in layers:
             if layer in self._compressed:
@@ -165,7 +166,7 @@ def _compressed_layers(cache: DynamicCache) -> list[Any]:
 
 
 def _parted(held: dict[str, Any]) -> dict[str, Any]:
-    """The same tensors in dictionaries of their own."""
+    """The same tensors in new dictionaries."""
     return {name: dict(value) if isinstance(value, dict) else value for name, value in held.items()}
 
 
@@ -175,11 +176,11 @@ _stepping: "WeakSet[torch.nn.Module]" = WeakSet()
 
 
 def step_through_blocks(model: PreTrainedModel) -> None:
-    """Let Mamba mixers read a block that continues a sequence token by token, while all other layers read it at once.
+    """Let Mamba mixers read a continuing block token by token, while all other layers read it at once.
 
-    In transformers, Mamba 1's scan starts from an empty state even where the cache has one, and Mamba 2's limits the
-    time step in blocks but not in single tokens. Tokens read one by one are what ``generate`` reads. Whole prompts are
-    read as they are; a model without such mixers stays as it is.
+    In transformers, Mamba 1's scan starts from an empty state even where the cache has one, and Mamba 2's scan limits
+    the time step in blocks but not for single tokens. Reading token by token matches ``generate``. Whole prompts are
+    read at once; a model without such mixers is unchanged.
 
     Args:
         model: its mixers' ``forward`` is replaced, once.
@@ -191,9 +192,10 @@ def step_through_blocks(model: PreTrainedModel) -> None:
 
 
 def reads_prompts_whole(model: torch.nn.Module) -> bool:
-    """Whether a prompt gives other logits in one pass than in parts, so that it has to be read as ``generate`` does.
+    """Whether a prompt has different logits in one pass than in parts, so that it must be read whole, like ``generate``
+    does.
 
-    It is so where Mamba 2's time step is limited: every pass limits it but those of single tokens that go on.
+    True where Mamba 2's time step is limited: every pass limits it except those of single continuing tokens.
     """
     return any(_limits_steps(module) for module in model.modules() if _has_state(module))
 

@@ -1,8 +1,9 @@
-"""Rotation of positions by the length of the text (LongRoPE, dynamic NTK scaling), as transformers' `generate` has it.
+"""Rotary position embeddings that depend on the text's length (LongRoPE, dynamic NTK scaling), as in transformers'
+`generate`.
 
-The rotary embedding of most models turns a key or query by its position alone. These two turn it by the length of the
-text as well, for which transformers takes the largest position of the pass. So a token's keys depend on how the text
-was cut into passes, and a text that is read in blocks would differ from one that is written token by token.
+Most rotary embeddings rotate a key or query by its position alone. These two also depend on the text's length, which
+transformers takes from the largest position of the pass. So a token's keys depend on how the text was cut into passes,
+and a text read in blocks would differ from one generated token by token.
 """
 
 from collections.abc import Iterator
@@ -22,11 +23,11 @@ REREADING = frozenset({"phi3", "phi4_multimodal", "phimoe"})
 
 
 class Rotation:
-    """How a model rotates by the length of the text.
+    """How a model's rotation depends on the text's length.
 
-    `generate` reads the P tokens of the prompt in one pass and then one token a pass. Up to the `border` all lengths
-    rotate alike. Beyond it a token of the prompt is rotated by P, and the token at position i after it by i + 1; a
-    family that reads again rotates all tokens of a longer text by its length.
+    `generate` reads the P tokens of the prompt in one pass, and then one token per pass. Up to the `border` all lengths
+    rotate alike. Beyond it, prompt tokens are rotated for length P, and a later token at position i for length i + 1. A
+    family that rereads rotates all tokens of a longer text for that text's length.
 
     Args:
         border: tokens up to which all lengths rotate alike.
@@ -41,13 +42,13 @@ class Rotation:
         self._hooked = False
 
     def regime(self, length: int) -> int:
-        """A length that stands for all those that rotate as this one does; 0 for those up to the border."""
+        """A representative of all lengths that rotate like this one; 0 for those up to the border."""
         if length <= self.border:
             return 0
         return length if self.each else self.border + 1
 
     def hook(self, model: "PreTrainedModel") -> None:
-        """Let the model's rotary embeddings follow `by`; outside of it they do as transformers has them."""
+        """Let the model's rotary embeddings follow `by`; outside of it they behave as in transformers."""
         if self._hooked:
             return
         self._hooked = True
@@ -56,7 +57,7 @@ class Rotation:
 
     @contextmanager
     def by(self, least: "torch.Tensor | int") -> Iterator[None]:
-        """Passes in which the token at position i is rotated as in a text of ``max(i + 1, least)`` tokens.
+        """A context for passes with the token at position i rotated as in a text of ``max(i + 1, least)`` tokens.
 
         Args:
             least: one length, or ``(B, 1)`` int64, one for each sequence of the pass.
@@ -68,7 +69,7 @@ class Rotation:
             self._least = None
 
     def _rotated(self, part: "nn.Module", given: tuple[Any, ...], named: dict[str, Any], _: Any) -> Any:
-        """The cosines and sines ``(B, T, D)`` of a pass by the lengths that its tokens have; None as they are."""
+        """The cosines and sines ``(B, T, D)`` of a pass for its tokens' lengths; None to leave them unchanged."""
         if self._least is None:
             return None
         asked = dict(zip(("x", "position_ids", "layer_type"), given, strict=False)) | named
@@ -79,7 +80,7 @@ class Rotation:
         lengths = (positions + 1).clamp_min(self._least)
 
         def turned(placed: torch.Tensor, length: int) -> Any:
-            """Of tokens at positions below it, as in a text of at least that length."""
+            """The embedding of positions below a length, as in a text of at least that length."""
             last = placed.new_full((*placed.shape[:-1], 1), length - 1)
             rows = part.forward(**asked | {"position_ids": torch.cat([placed, last], -1)})
             return _each(rows, lambda each: each[..., :-1, :])
@@ -91,7 +92,7 @@ class Rotation:
         lengths = lengths.clamp_min(border)
         found = None
         for length in sorted(set(lengths.flatten().tolist())):
-            # It rotates by the longest text that it has seen since the last short one.
+            # It rotates for the longest text since the last short one.
             part.forward(**asked | {"position_ids": positions.new_zeros(1, 1)})
             rows = turned(positions.clamp_max(length - 1), length)
             found = rows if found is None else _either((lengths == length)[..., None], rows, found)
@@ -99,7 +100,7 @@ class Rotation:
 
 
 def rotated_by(rotation: Rotation | None, least: "torch.Tensor | int") -> AbstractContextManager[None]:
-    """`Rotation.by`, of a model that may rotate by position alone."""
+    """`Rotation.by` for a model that may rotate by position alone."""
     return nullcontext() if rotation is None else rotation.by(least)
 
 
@@ -107,7 +108,7 @@ _KNOWN: "WeakKeyDictionary[PreTrainedModel, Rotation | None]" = WeakKeyDictionar
 
 
 def rotation_of(model: "PreTrainedModel") -> Rotation | None:
-    """How a model rotates by the length of the text, the same object each time; None where position alone decides.
+    """How a model's rotation depends on the text's length, always the same object; None if it does not.
 
     Args:
         model: loaded, or its skeleton.
@@ -136,7 +137,7 @@ def _rotary(model: "PreTrainedModel") -> "list[nn.Module]":
 
 
 def _kind(part: "nn.Module", layer_type: str | None) -> str:
-    """What transformers calls the rotation of a rotary embedding, in layers of one type where it has several."""
+    """transformers' name for a rotary embedding's kind of rotation, for layers of one type where there are several."""
     kinds: Any = part.rope_type
     return str(kinds if layer_type is None or not isinstance(kinds, dict) else kinds.get(layer_type))
 
@@ -146,7 +147,7 @@ def _moves(kind: str) -> bool:
 
 
 def _border(part: "nn.Module", layer_type: str | None) -> int:
-    """Tokens up to which a rotary embedding that moves rotates alike."""
+    """Up to how many tokens a length-dependent rotary embedding rotates alike."""
     if "dynamic" in _kind(part, layer_type):
         return int(part.original_max_seq_len)  # type: ignore[arg-type]
     told: Any = part.config.rope_parameters  # type: ignore[union-attr]

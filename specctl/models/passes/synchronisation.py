@@ -1,4 +1,4 @@
-"""Waiting for a device, which works on after a pass has returned, and not waiting for it."""
+"""Waiting for a device, which still works after a pass has returned, and avoiding such waits."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 
 
 def wait(*devices: "torch.device") -> None:
-    """Return when these devices have finished all their work; a CPU always has."""
+    """Wait until these devices have finished all their work; a CPU always has."""
     for device in set(devices):
         if device.type == "cuda":
             import torch
@@ -21,9 +21,9 @@ def wait(*devices: "torch.device") -> None:
 
 
 def staged(numbers: "Sequence[float] | torch.Tensor", device: "torch.device", dtype: "torch.dtype") -> "torch.Tensor":
-    """Numbers on the host, where a copy of them to the device with ``non_blocking`` does not wait for it.
+    """Host numbers in memory from which a copy to the device with ``non_blocking`` does not wait.
 
-    A copy from ordinary memory waits until the device has done all that it was given before.
+    A copy from ordinary memory waits until the device has finished all earlier work.
     """
     import torch
 
@@ -34,12 +34,12 @@ def staged(numbers: "Sequence[float] | torch.Tensor", device: "torch.device", dt
 def sent(
     numbers: "Sequence[float] | torch.Tensor", device: "torch.device", dtype: "torch.dtype | None" = None
 ) -> "torch.Tensor":
-    """Numbers of the host on a device, without waiting for it.
+    """Host numbers on a device, without waiting for it.
 
     Args:
-        numbers: ``(N,)``, or a tensor of any shape, whose dtype stays.
-        device: where to.
-        dtype: of the numbers that are not a tensor; int64 by default.
+        numbers: ``(N,)``, or a tensor of any shape, which keeps its dtype.
+        device: the destination.
+        dtype: for numbers that are not a tensor; int64 by default.
     """
     import torch
 

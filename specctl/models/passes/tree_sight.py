@@ -1,4 +1,4 @@
-"""Which tokens of a tree see which, and how large trees may be. No torch here."""
+"""Tree attention: which tokens of a tree see which, and the largest tree. No torch here."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -6,26 +6,26 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-WIDEST = 64  # Longer passes get no ready-made mask: they are prompts, where a kernel's own causal mask is fastest
+WIDEST = 64  # Wider passes get no precomputed mask: they are prompts, where a kernel's own causal mask is fastest
 WINDOWS = "it has layers with a sliding window or with a state of their own"
 """Why a model reads no trees, as the end of a sentence."""
-LARGEST_TREE = 512  # The most tokens of a tree, however many passes it is read in
+LARGEST_TREE = 512  # The most tokens of a tree, over all its passes
 
 Seen = npt.NDArray[np.bool_]
 
 
 class TreeSight:
-    """Which tokens of a growing tree each of them sees: itself and its ancestors."""
+    """Which tokens of a growing tree each token sees: itself and its ancestors."""
 
     def __init__(self) -> None:
         self._seen = np.ones((1, 1), dtype=bool)  # (N, N), of the root alone
 
     def grown(self, parents: Sequence[int], before: int) -> Seen:
-        """What the tokens of one more pass see of the tree.
+        """The tree's tokens that the tokens of one more pass see.
 
         Args:
-            parents: of the pass's tokens without the root, each the number of an earlier token.
-            before: B, how many tokens of the tree earlier passes read; up to 1 a new tree is meant.
+            parents: the parents of the pass's tokens without the root, each the index of an earlier token.
+            before: B, the number of the tree's tokens read by earlier passes; 0 or 1 starts a new tree.
 
         Returns:
             ``(T, B + T)`` bool; with B = 0 the first row is the root's.
@@ -42,7 +42,7 @@ class TreeSight:
 
 
 def path_to(parents: Sequence[int], token: int) -> list[int]:
-    """The numbers of a token's ancestors from the root down, and its own; ``parents`` as in `extend_tree`."""
+    """The indices of a token's ancestors from the root down, and its own; ``parents`` as in `extend_tree`."""
     path = [token]
     while path[-1]:
         path.append(parents[path[-1] - 1])
@@ -50,10 +50,10 @@ def path_to(parents: Sequence[int], token: int) -> list[int]:
 
 
 def grown_tree(tree: Sequence[int], text: list[int], tokens: Sequence[int], before: int) -> list[int]:
-    """All tokens of a tree with those of one more pass, as `Slot.extend_tree` receives them.
+    """All tokens of a tree including those of one more pass, as `Slot.extend_tree` receives them.
 
     Args:
-        tree: the tokens of the passes before.
+        tree: the tokens of earlier passes.
         text: the sequence in the cache; a root that is read with its tree is appended.
         tokens, before: see `extend_tree`.
     """
@@ -64,12 +64,12 @@ def grown_tree(tree: Sequence[int], text: list[int], tokens: Sequence[int], befo
 
 
 def gather_path(buffers: Iterable[Any], start: int, path: Sequence[int]) -> None:
-    """Bring some tokens of a tree together where it begins, in the order of a path.
+    """Move the tokens of a path to the start of their tree, in the path's order.
 
     Args:
-        buffers: ``(1, heads, capacity, head_dim)``, tensors or arrays of numpy, which take a third of the time.
+        buffers: ``(1, heads, capacity, head_dim)``, tensors or numpy arrays; numpy takes a third of the time.
         start: the slot of the tree's first token.
-        path: places in the tree, rising; so no slot is written before it has been read.
+        path: indices in the tree, ascending, so that no slot is written before it has been read.
     """
     for buffer in buffers:
         for slot, place in enumerate(path):

@@ -1,4 +1,4 @@
-"""An output layer that computes logits of some ids only."""
+"""An output layer that computes the logits of only some ids."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -11,21 +11,21 @@ if TYPE_CHECKING:
 
 
 class TrimmedOutput(nn.Linear):
-    """Some rows of another output layer, in memory of their own: the other one may be tied to the embeddings.
+    """A copy of some rows of another output layer: that layer itself may be tied to the embeddings.
 
     Args:
         whole: the layer, with a plain weight ``(V or more, H)``.
         vocabulary: the ids of the N rows.
 
     Attributes:
-        vocabulary: as given.
+        vocabulary: the ids of the rows.
     """
 
     def __init__(self, whole: nn.Module, vocabulary: DraftVocabulary) -> None:
         layer: Any = whole
         weight = layer.weight.detach()
         ids = vocabulary.ids_on(weight.device)
-        # Made without memory: the rows take the place of its weights.
+        # Created without memory: the rows become its weight.
         super().__init__(weight.shape[1], len(vocabulary), bias=layer.bias is not None, device="meta")
         self.weight = nn.Parameter(weight[ids], requires_grad=False)
         if layer.bias is not None:
@@ -34,16 +34,16 @@ class TrimmedOutput(nn.Linear):
 
 
 def trims(output: nn.Module | None) -> bool:
-    """Whether some rows of an output layer can be taken: it is a plain product."""
+    """Whether rows of an output layer can be taken: it is a plain matrix product."""
     return type(output) is nn.Linear and type(output.weight) is nn.Parameter
 
 
 def trim_output(model: "PreTrainedModel", vocabulary: DraftVocabulary) -> None:
-    """Let a model whose output layer `trims` compute logits of some ids only."""
+    """Let a model compute the logits of only some ids, where `trims` allows it."""
     model.set_output_embeddings(TrimmedOutput(model.get_output_embeddings(), vocabulary))  # type: ignore[no-untyped-call]
 
 
 def vocabulary_of(model: "PreTrainedModel") -> DraftVocabulary | None:
-    """The ids of the columns of a model's logits; None where a column is an id."""
+    """The ids of the columns of a model's logits; None where columns are ids."""
     output = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     return output.vocabulary if isinstance(output, TrimmedOutput) else None

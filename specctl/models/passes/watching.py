@@ -1,4 +1,4 @@
-"""The hidden states of a model's layers, caught while it runs."""
+"""Captures the hidden states of a model's layers while it runs."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -19,15 +19,15 @@ LAST = -1
 
 
 class LayerWatch:
-    """Catches what enters a model's decoder layers, and what leaves the last of them after the final norm.
+    """Captures the inputs of a model's decoder layers, and the output of the last one after the final norm.
 
-    What it keeps takes no part in gradients: a pass outside of inference mode would otherwise stay alive in it.
+    The stored states are detached: otherwise they would keep the graph of a pass outside of inference mode alive.
 
-    It hooks into the layers: the lists of hidden states that transformers returns on request mean different layers in
-    different versions of it, and cannot be traced by torch.compile.
+    It hooks into the layers, since the hidden states that transformers returns on request belong to different layers in
+    different versions, and torch.compile cannot trace them.
 
     Args:
-        model: with decoder layers; other models can be watched at -1 alone.
+        model: with decoder layers; other models can be watched only at -1.
     """
 
     def __init__(self, model: "PreTrainedModel") -> None:
@@ -36,7 +36,7 @@ class LayerWatch:
         self._layers: set[int] = set()
 
     def watch(self, layers: Iterable[int]) -> None:
-        """Catch these layers too, from the next pass on.
+        """Capture these layers too, from the next pass on.
 
         Raises:
             IndexError: the model has no such layer.
@@ -52,7 +52,7 @@ class LayerWatch:
 
     @property
     def layers(self) -> frozenset[int]:
-        """Those that are caught."""
+        """The captured layers."""
         return frozenset(self._layers)
 
     def take(self) -> "dict[int, torch.Tensor] | None":
@@ -60,7 +60,7 @@ class LayerWatch:
         return {layer: states[0] for layer, states in self._caught.items()} if self._layers else None
 
     def take_all(self) -> "dict[int, torch.Tensor] | None":
-        """As `take`, of each of the B sequences of the pass ``(B, T, D)``."""
+        """`take` for each of the B sequences of the pass, ``(B, T, D)``."""
         return {**self._caught} if self._layers else None
 
     def _keep(self, layer: int, _: "nn.Module", given: tuple[Any, ...], named: dict[str, Any]) -> None:
@@ -68,7 +68,7 @@ class LayerWatch:
         self._caught[layer] = states.detach()
 
     def _keep_last(self, _: "nn.Module", __: Any, output: Any) -> None:
-        self._caught[LAST] = output[0].detach()  # of the tuple or record that the decoder gives
+        self._caught[LAST] = output[0].detach()  # from the decoder's tuple or output record
 
 
 def decoder(model: "PreTrainedModel") -> "nn.Module":
@@ -81,7 +81,7 @@ def decoder_layers(model: "PreTrainedModel") -> "nn.ModuleList":
     """A model's decoder layers in order.
 
     Raises:
-        IndexError: it keeps them in no list of their own.
+        IndexError: the model has no separate list of them.
     """
     from torch import nn
 
@@ -93,7 +93,7 @@ def decoder_layers(model: "PreTrainedModel") -> "nn.ModuleList":
 
 
 def joined_states(parts: Sequence[States | None]) -> dict[int, Any] | None:
-    """The states of consecutive passes as those of one; None where a pass has none."""
+    """The states of consecutive passes, concatenated; None where a pass has none."""
     known = [part for part in parts if part is not None]
     if not known or len(known) < len(parts):
         return None
@@ -105,16 +105,16 @@ def joined_states(parts: Sequence[States | None]) -> dict[int, Any] | None:
 
 
 def kept_states(states: States | None) -> States | None:
-    """The same in memory that the next pass leaves alone."""
+    """A copy of the states that the next pass does not overwrite."""
     if states is None:
         return None
     return {layer: rows.copy() if isinstance(rows, np.ndarray) else rows for layer, rows in states.items()}
 
 
 def cut_states(states: States | None, rows: slice | list[int]) -> States | None:
-    """Some of the tokens' states."""
+    """The states of a slice of the tokens."""
     if states is None:
         return None
     if isinstance(rows, slice) and rows.stop == next(iter(states.values())).shape[0] and not rows.start:
-        return states  # of a round without a draft, whose time this is a part of
+        return states  # of a round without a draft; the copy would count in its time
     return {layer: rows_of[rows] for layer, rows_of in states.items()}

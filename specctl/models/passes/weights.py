@@ -1,4 +1,4 @@
-"""The weights of a model: how much they are, and where."""
+"""The size and the location of a model's weights."""
 
 import ctypes
 import mmap
@@ -18,15 +18,14 @@ PAGE_OUT = 21  # ``MADV_PAGEOUT`` of Linux
 
 
 def weight_bytes(model: "nn.Module") -> int:
-    """The memory that a model's parameters take, wherever they are."""
+    """The memory of a model's parameters in bytes, wherever they are."""
     return sum(weight.numel() * weight.element_size() for weight in model.parameters())
 
 
 def page_out(weights: "Iterable[torch.Tensor]") -> None:
-    """Give back the memory of weights that are mapped from files, until they are read again.
+    """Free the memory of weights that are mapped from files, until they are read again.
 
-    It is a hint, which Linux takes: the contents stay what they are, whether they were changed since or not. Weights
-    that are in no file stay where they are.
+    This is a hint to Linux. It preserves the contents, even modified ones. Weights outside of files are unaffected.
     """
     if sys.platform != "linux":
         return
@@ -45,7 +44,7 @@ def page_out(weights: "Iterable[torch.Tensor]") -> None:
 
 
 def _mapped_files() -> list[tuple[int, int]]:
-    """Where files are mapped in this process, in ascending order: each first address, and the one after the last."""
+    """The address ranges of files mapped in this process, ascending: first address, and the one after the last."""
     found = []
     try:
         with Path("/proc/self/maps").open(encoding="utf-8", errors="replace") as lines:
@@ -60,10 +59,10 @@ def _mapped_files() -> list[tuple[int, int]]:
 
 
 def device_of(model: "nn.Module") -> "torch.device":
-    """The device that a model's ids belong to: that of its first weight.
+    """The device for a model's ids: that of its first weight.
 
-    Weights that accelerate keeps in main memory or on disk are on meta between passes, and are computed with on the
-    first of the other devices.
+    Between passes, weights that accelerate offloads to main memory or disk are on meta; they are used on the first of
+    the other devices.
     """
     import torch
 
@@ -72,18 +71,18 @@ def device_of(model: "nn.Module") -> "torch.device":
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """Where a model's weights are or will be, and in what form."""
+    """The location and form of a model's weights, loaded or not yet."""
 
     devices: tuple[str, ...]  # their names, at least one
     weights: int  # bytes of the weights
-    # what quantises them as torch has them, such as ``bitsandbytes``; None if nothing does
+    # the method that quantises the weights in torch, such as ``bitsandbytes``; None without one
     quantised: str | None = None
-    # how the model is split over processes; None where it is whole
+    # how the model is split over processes; None for a whole model
     sharded: Literal["tensor", "pipeline"] | None = None
 
     @classmethod
     def of(cls, model: "PreTrainedModel", sharded: Literal["tensor", "pipeline"] | None = None) -> "Where":
-        """Where a model is that is loaded; of one in shards, this process's share."""
+        """The location of a loaded model; for a sharded one, of this process's share."""
         spread = set(map(str, getattr(model, "hf_device_map", {}).values()))
         there = dict.fromkeys(str(parameter.device) for parameter in model.parameters())
         method = getattr(model, "quantization_method", None)
@@ -92,14 +91,14 @@ class Where:
 
     @property
     def device(self) -> "torch.device":
-        """The one whose passes count: the first that is not the CPU."""
+        """The device that decides about the passes: the first one that is not the CPU."""
         import torch
 
         return torch.device(next((name for name in self.devices if name not in ("cpu", "disk", "meta")), "cpu"))
 
     @property
     def no_compiler(self) -> str | None:
-        """Why no pass of the model is compiled, as the end of a sentence; None if they can be."""
+        """Why none of the model's passes is compiled, as the end of a sentence; None if they can be."""
         from specctl.models.passes.compilation import missing_compiler
 
         if self.sharded == "pipeline":

@@ -1,4 +1,4 @@
-"""DISCO's predictor of the acceptance of a token, by its distribution and its place in the round. No torch here."""
+"""DISCO's predictor of a token's acceptance, from its distribution and its index in the round. No torch here."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,19 +14,19 @@ if TYPE_CHECKING:
 
 FEATURES = TOP_PROBS + 2
 """What it reads: the largest probabilities, the entropy, and the number of the token in its round."""
-_STEEPEST = 60.0  # Largest logit, beyond which the sigmoid is 1 or 0 anyway
+_STEEPEST = 60.0  # Clamp for logits, beyond which the sigmoid is 1 or 0 anyway
 
 
 @dataclass(frozen=True, slots=True)
 class DiscoPredictor:
     """A network of two layers, sigmoid(w . relu(W x + b) + c) (DISCO: Mamou and others 2024, arXiv 2405.04304).
 
-    It runs on the host, on numbers that reach it with the token: a few hundred multiplications take less time than
-    starting one operation of a GPU, and replay computes exactly the same.
+    It runs on the host, on numbers that arrive with the token: a few hundred multiplications take less time than
+    launching one GPU operation, and replay computes exactly the same.
     """
 
-    # W, H rows of `FEATURES` numbers: for the largest probabilities from the likeliest down, for the entropy in nats,
-    # and for the index from 1
+    # W, H rows of `FEATURES` numbers: for the largest probabilities in descending order, for the entropy in nats, and
+    # for the index from 1
     hidden_weight: tuple[tuple[float, ...], ...]
     hidden_bias: tuple[float, ...]  # b, H numbers
     output_weight: tuple[float, ...]  # w, H numbers
@@ -36,8 +36,8 @@ class DiscoPredictor:
         """The acceptance probability of a token.
 
         Args:
-            top_probs: the `TOP_PROBS` largest probabilities of the draft's softmax at temperature 1, descending; 0 for
-                those that a small vocabulary lacks.
+            top_probs: the `TOP_PROBS` largest probabilities of the draft's softmax at temperature 1, descending; padded
+                with 0 for a small vocabulary.
             entropy: of this softmax, in nats.
             index: the number of the token in its round, from 1.
         """
@@ -52,7 +52,7 @@ def disco_predictor_from(weights: Mapping[str, "torch.Tensor"]) -> DiscoPredicto
     """A predictor from stored weights: ``hidden.weight`` ``(H, 12)``, ``output.weight`` ``(1, H)`` and their biases.
 
     Raises:
-        ModelError: names or shapes do not fit.
+        ModelError: names or shapes do not match.
     """
     width = len(weights.get("hidden.bias", ()))
     wanted = {

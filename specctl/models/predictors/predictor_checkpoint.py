@@ -52,12 +52,12 @@ class PredictorCheckpoint:
 
     @property
     def kind(self) -> Kind:
-        """Published predictors are SpecDec++'s."""
+        """The kind; published predictors are SpecDec++'s."""
         return "specdec++" if self.published else KINDS[KINDS.index(self.config[KIND])]
 
     @property
     def draft_sha256(self) -> str | None:
-        """`weights_hash` of the draft that it was trained on; None for a published predictor."""
+        """`weights_hash` of its draft in training; None for a published predictor."""
         return self.config.get("draft_sha256")
 
     @property
@@ -70,7 +70,7 @@ class PredictorCheckpoint:
 
     @contextmanager
     def _weights(self, framework: Literal["np", "pt"]) -> Iterator[Any]:
-        """Its weight file; every fault of it inside the block is a ModelError."""
+        """The open weight file; any fault of it within the context becomes a ModelError."""
         from safetensors import SafetensorError, safe_open
 
         path = self._weights_path
@@ -174,7 +174,7 @@ def _damaged(name: str, path: Path, reason: str) -> ModelError:
 
 
 def on_hub(name: str) -> bool:
-    """Whether a predictor's name is a hub id: it has one slash, and there is no folder of that name."""
+    """Whether a predictor's name is a hub id: it has one slash and is not a folder."""
     looks_local = name.startswith(("/", "./", "../", "~", _EMBEDDED)) or name.count("/") != 1
     return not looks_local and not Path(name).is_dir()
 
@@ -195,7 +195,7 @@ def _folder(name: str) -> Path:
 
 
 def mismatch(predictor: PredictorCheckpoint, draft: Checkpoint) -> str | None:
-    """Why a predictor does not belong to a draft, or None; without a hash of its draft's weights it always passes."""
+    """Why a predictor does not belong to a draft, or None. Without a hash of its draft's weights it always passes."""
     if predictor.draft_sha256 is None or predictor.draft_sha256 == weights_hash(draft):
         return None
     return f"{predictor} was trained on other weights ({predictor.draft_model}) than the draft has ({draft.name!r})"
@@ -213,7 +213,7 @@ def save_predictor(folder: Path, predictor: "StatePredictor", config: dict[str, 
 
 
 def save_weights(folder: Path, weights: "Mapping[str, torch.Tensor]", config: dict[str, Any], card: str) -> None:
-    """Write head.safetensors, the card, and last config.json, each file completely or not at all."""
+    """Write head.safetensors, the card, and config.json last, each file completely or not at all."""
     from safetensors.torch import save
 
     with naming(folder):
@@ -238,10 +238,10 @@ def first_for(signals: Iterable[Signal], predictors: Iterable[TrainedPredictor])
 
 
 def state_predictors(named: Mapping[str, TrainedPredictor]) -> "dict[str, StatePredictor]":
-    """Those that read hidden states."""
+    """The predictors that read hidden states."""
     return {name: predictor for name, predictor in named.items() if not isinstance(predictor, DiscoPredictor)}
 
 
 def disco_predictors(named: Mapping[str, TrainedPredictor]) -> dict[str, DiscoPredictor]:
-    """Those that read distributions."""
+    """The predictors that read distributions."""
     return {name: predictor for name, predictor in named.items() if isinstance(predictor, DiscoPredictor)}

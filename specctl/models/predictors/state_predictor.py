@@ -15,9 +15,9 @@ Weights = Mapping[str, torch.Tensor]
 class StatePredictor(nn.Module):
     """D residual blocks x + SiLU(W x + b), then one logit (SpecDec++: Huang, Guo, Wang 2024, arXiv 2405.19715).
 
-    Its weights are float32 for drafts of all dtypes. The blocks start as the identity. Beyond the paper, the last layer
-    may also read the signals that the draft had when it sampled the token: a shallow draft's state after a token holds
-    little of the distribution before it.
+    Its weights are float32 for drafts of all dtypes. The blocks are initialised to the identity. Beyond the paper, the
+    last layer may also read the draft's signals from when it sampled the token: a shallow draft's state after a token
+    holds little information about the distribution before it.
 
     Args:
         hidden_size: width H of the draft's last hidden state.
@@ -56,7 +56,7 @@ class StatePredictor(nn.Module):
         return logits
 
     def accept_prob(self, hidden: torch.Tensor, signals: torch.Tensor | None = None) -> torch.Tensor:
-        """The acceptance probability ``(...)`` of the tokens whose last hidden states these are."""
+        """The acceptance probability ``(...)`` of the tokens with these last hidden states."""
         return self.forward(hidden, signals).sigmoid()
 
 
@@ -64,7 +64,7 @@ def predictor_from(weights: Weights, *, reads_signals: bool = False) -> StatePre
     """A predictor from its own weights (``blocks.I.weight``, ``output.weight`` and biases).
 
     Raises:
-        ModelError: names or shapes do not fit.
+        ModelError: names or shapes do not match.
     """
     try:
         depth = len({name.split(".")[1] for name in weights if name.startswith("blocks.")})
@@ -80,12 +80,11 @@ def predictor_from_published(weights: Weights, depth: int) -> StatePredictor:
     """A predictor from the layout of SpecDec++'s released checkpoints, with one logit for its two classes.
 
     There it is one Sequential: blocks ``model.0.linear`` to ``model.(D-1).linear``, then the classifier ``model.D``
-        with
-    the rows rejected and accepted. All blocks are the same module, so a file may contain the weights of a single one.
-    The softmax over two classes is the sigmoid of the difference of their logits.
+    with the rows rejected and accepted. All blocks share one module, so a file may contain the weights of a single
+    block. The softmax over two classes is the sigmoid of the difference of their logits.
 
     Raises:
-        ModelError: names or shapes do not fit that layout.
+        ModelError: names or shapes do not match that layout.
     """
     converted: dict[str, torch.Tensor] = {}
     try:
