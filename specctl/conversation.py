@@ -371,7 +371,7 @@ class Chat:
         if profile.prompt.chat and not self.pair.tokenizer.chat_template:
             raise UsageError("the target has no chat template", "leave prompt.chat out: turns are joined as plain text")
         if profile.prompt.system is not None and not PromptFormat.of(self.pair.tokenizer, profile.prompt).chat:
-            raise UsageError("a system message needs a chat template", "plain turns have no place for one")
+            raise UsageError("a system message needs a chat template", "plain turns cannot have one")
 
     def _use_drafter(self) -> None:
         draft = self.profile.draft
@@ -395,7 +395,7 @@ def _explained(error: RecordError) -> SpecctlError:
     if error.kind == "prompt_too_long":
         what = error.message.replace("the prompt", "the conversation")
         return SpecctlError(
-            f"{what}, so this turn was not taken", "/undo takes the last turn back, /reset starts a new conversation"
+            f"{what}, so this turn was not answered", "/undo takes the last turn back, /reset starts a new conversation"
         )
     return SpecctlError(error.message)
 
@@ -496,7 +496,7 @@ class RemoteChat(Chat):
     def use_policy(self, text: str) -> None:
         """Set the policy of the next answers; raises UsageError unless the server is specctl's."""
         if self.server.owner != OURS:
-            raise UsageError("/policy works with specctl's servers only: requests to others cannot name a policy")
+            raise UsageError("/policy works only with specctl's servers: requests to others cannot name a policy")
         PolicyTable(**parse_policy(text, "/policy"))
         self._policy = text
 
@@ -521,7 +521,7 @@ class RemoteChat(Chat):
 
     def _require_template(self, profile: Profile) -> None:
         if profile.prompt.system is not None and profile.prompt.chat is False:
-            raise UsageError("a system message needs a chat template", "plain turns have no place for one")
+            raise UsageError("a system message needs a chat template", "plain turns cannot have one")
 
 
 ESCAPED = "//"  # Escapes the slash at the start of a turn

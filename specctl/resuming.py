@@ -1,4 +1,4 @@
-"""Interrupted runs that go on: the records that an output contains, finished turns, and what made them."""
+"""Resuming interrupted runs: the records in an output, finished turns, and the provenance of both."""
 
 import json
 from array import array
@@ -21,42 +21,42 @@ from specctl.outputs import OutputFile, Outputs
 from specctl.profile.schema import DraftTable, Profile
 from specctl.records import CompletionSummary
 
-_FULL = 0.6  # Share of the places that may be taken; then the table doubles
+_FULL = 0.6  # Load factor above which the table doubles
 _MASK = (1 << 32) - 1
 
 
 def hash_of(text: str) -> int:
-    """The first 8 bytes of a hash, never 0. Of 10^6 texts two have the same with a probability of 3e-8."""
+    """The first 8 bytes of a hash, never 0. Among 10^6 texts a collision has probability 3e-8."""
     return int.from_bytes(blake2b(text.encode("ascii", "backslashreplace"), digest_size=8).digest(), "little") or 1
 
 
 def content_of(data: Mapping[str, Any]) -> int:
-    """A hash of 32 bits of what decides how a record is answered."""
+    """A 32-bit hash of everything in a record that affects its answer."""
     return hash_of(json.dumps(deciding(data), sort_keys=True)) & _MASK
 
 
 class Identities:
-    """Maps texts to numbers of 32 bits; only `hash_of` a text is stored, 20 to 40 bytes for each.
+    """Maps texts to 32-bit numbers. It stores only `hash_of` each text, 20 to 40 bytes per text.
 
     A dictionary of Python objects would take five times that.
     """
 
     def __init__(self) -> None:
         self._count = 0
-        self._keys = array("Q", bytes(8 * 1024))  # a power of 2; 0 where nothing is
+        self._keys = array("Q", bytes(8 * 1024))  # a power of 2 in size; 0 marks a free place
         self._values = array("I", bytes(4 * 1024))
 
     def __len__(self) -> int:
         return self._count
 
     def get(self, text: str) -> int | None:
-        """The number of a text, None where it has none."""
+        """The number of a text; None if it has none."""
         key = hash_of(text)
         place = self._place(key)
         return self._values[place] if self._keys[place] else None
 
     def put(self, text: str, value: int) -> None:
-        """Set the number of a text; of a larger one the last 32 bits are kept."""
+        """Set the number of a text; only its last 32 bits are stored."""
         if self._count > _FULL * len(self._keys):
             self._double()
         key = hash_of(text)
@@ -65,7 +65,7 @@ class Identities:
         self._keys[place], self._values[place] = key, value & _MASK
 
     def _place(self, key: int) -> int:
-        """Where a key is, or the free place where it belongs."""
+        """The index of a key, or of the free place for it."""
         keys, last = self._keys, len(self._keys) - 1
         place = key & last
         while keys[place] and keys[place] != key:
@@ -82,7 +82,7 @@ class Identities:
 
 
 def distinct(records: Iterable[Record]) -> Iterator[Record]:
-    """The records; one with the id of an earlier one gets an error, for its result would look like the other."""
+    """The records; one with the id of an earlier record gets an error, because ids tell results apart."""
     lines = Identities()
     for record in records:
         if record.id is None:
@@ -100,11 +100,11 @@ def distinct(records: Iterable[Record]) -> Iterator[Record]:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What an input has left to do."""
+    """The finished and remaining records of an input."""
 
-    kept: int  # how many of its records are finished
-    left: int  # how many are not
-    first: Record | None  # the first that is not; None without one
+    kept: int  # number of finished records
+    left: int  # number of unfinished records
+    first: Record | None  # the first unfinished record; None without one
 
 
 class Finished:
@@ -114,10 +114,10 @@ class Finished:
 
     Args:
         path: the file.
-        anyway: take a line for the record with its id even if the record is another now.
+        anyway: accept a line as the record with its id even if the record has changed.
 
     Attributes:
-        failed: how many of its records could not be answered.
+        failed: the number of failed records.
         torn: whether its last line was cut short.
 
     Raises:
@@ -140,7 +140,7 @@ class Finished:
         return len(self._contents)
 
     def has(self, key: str) -> bool:
-        """Whether the record with a `Record.key` is there."""
+        """Whether the file contains the record with a `Record.key`."""
         return self._contents.get(key) is not None
 
     def take(self, record: Record) -> bool:
@@ -160,7 +160,7 @@ class Finished:
         return found is not None
 
     def survey(self, records: Iterable[Record]) -> Survey:
-        """Compare an input with the file; raises UsageError as `take`."""
+        """Compare an input with the file; raises the UsageError of `take`."""
         kept = left = 0
         first = None
         for record in records:
@@ -184,10 +184,9 @@ def finished_rounds(
     Args:
         trace: the file; it is only read, line by line.
         finished: the records that the results contain.
-        coming: the record that is answered next, if there is one. The trace may hold rounds of no other unfinished
-            record.
-        known: whether it is known which one that is; else the trace may hold rounds of any.
-        turns: how many turns of ``coming`` are finished.
+        coming: the record that is answered next, if any. The trace must not hold rounds of another unfinished record.
+        known: whether the next record is known; else the trace may hold rounds of any record.
+        turns: the number of finished turns of ``coming``.
 
     Raises:
         UsageError: the file contains a line that is not a round, or the trace of another run.
@@ -212,7 +211,7 @@ def finished_rounds(
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """A line that this command has written: its number, size in bytes, value and the `Record.key` of its record."""
+    """A line written by this command: its number, size in bytes, value, and the `Record.key` of its record."""
 
     number: int
     size: int
@@ -221,7 +220,7 @@ class _Written:
 
 
 def _written(path: Path, *marks: str) -> Iterator[_Written | None]:
-    """The lines that this command has written into a file; None for the start of one after them."""
+    """The lines written by this command into a file; a last item None marks an incomplete line."""
     if not path.is_file():
         return
     with path.open("rb") as file:
@@ -259,7 +258,7 @@ _START = b'{"kind": "turn", '
 
 @dataclass(frozen=True, slots=True)
 class _TurnLine:
-    """A finished turn: `Record.key` and `content_of` its record, its number from 0, and its answer."""
+    """A finished turn: its record's `Record.key` and `content_of`, its index from 0, and its answer."""
 
     kind: str
     record: str
@@ -271,10 +270,10 @@ class _TurnLine:
 class TurnsFile:
     """Keeps the finished turns of one record at a time, so that an interrupt loses no more than a turn.
 
-    It exists only while there is such a record, or when an interrupt has left one.
+    It exists only while a record has finished turns, or after an interrupt.
 
     Args:
-        outputs: of the command; they hold and lock the file.
+        outputs: of the command; they open and lock the file.
         results: the results, a regular file.
         force: whether another file of this name may be replaced.
 
@@ -295,11 +294,11 @@ class TurnsFile:
 
     @property
     def kept(self) -> tuple[str, int]:
-        """The `Record.key` whose turns an interrupted run left, and how many of them."""
+        """The `Record.key` and number of the turns that an interrupted run left."""
         return self._kept[0], len(self._kept[1])
 
     def find(self, record: Record) -> None:
-        """Look for turns of a record that an interrupted run left; what is damaged or of another record is left out."""
+        """Look for turns of a record that an interrupted run left; skips damaged turns and those of other records."""
         found: list[CompletionSummary] = []
         with suppress(UsageError):
             for number, line in lines_of(self._path) if self._path.exists() else ():
@@ -310,7 +309,7 @@ class TurnsFile:
         self._kept = record.key, found[: len(record.data.get("turns", ())) - 1]
 
     def begin(self) -> None:
-        """Drop what is not `kept`."""
+        """Drop all turns but the `kept` ones."""
         if self._path.exists():
             size = sum(len(line) for _, (_, line) in zip(range(self.kept[1]), lines_of(self._path), strict=False))
             self._opened().begin(size)
@@ -321,12 +320,12 @@ class TurnsFile:
         return turns if turns and key == record.key else ()
 
     def add(self, record: Record, turn: int, completion: CompletionSummary) -> None:
-        """Keep a finished turn of the record that is being answered."""
+        """Store a finished turn of the current record."""
         line = _TurnLine("turn", record.key, content_of(record.data), turn, completion)
         write_line(self._opened(), _lines().dump_python(line, mode="json"))
 
     def clear(self) -> None:
-        """Forget the turns: their record is finished."""
+        """Delete the turns, because their record is finished."""
         self._kept = "", []
         if self._file is not None:
             self._file.begin(0)
@@ -343,7 +342,7 @@ class TurnsFile:
         return self._file
 
 
-@cache  # made when first needed, since every start of the program imports this module
+@cache  # made when first needed, because every start of the program imports this module
 def _lines() -> TypeAdapter[_TurnLine]:
     return TypeAdapter(_TurnLine)
 
@@ -361,23 +360,23 @@ _SPEED = {
     "head",
     "draft",
 }
-"""Keys of a model's table that decide no text, or stand for files that are compared themselves."""
+"""Keys of a model's table that do not affect text, or name files whose content is compared."""
 
 
 @dataclass(frozen=True, slots=True)
 class MadeBy:
-    """What a run's results come from. Values are JSON values, by the dotted keys of a profile or the names of flags."""
+    """The provenance of a run's results: JSON values by the dotted keys of a profile or the names of flags."""
 
-    decides: Mapping[str, Any]  # what decides the text and the fields of a line
-    drafting: Mapping[str, Any]  # the draft's settings, its policy included, which decide draws and no greedy text
+    decides: Mapping[str, Any]  # values that affect the text and the fields of a line
+    drafting: Mapping[str, Any]  # the draft's settings with its policy; they affect sampled but not greedy text
     names: Mapping[str, str]  # of models and heads, by key
     # of their files' content, by key; a key is missing where the files are not on this machine
     hashes: Mapping[str, str]
-    drawn: bool  # whether tokens are drawn
+    drawn: bool  # whether tokens are sampled
 
     @classmethod
     def of(cls, profile: Profile, **flags: Any) -> Self:
-        """What a profile and flags about lines make."""
+        """The provenance from a profile and the flags about result lines."""
         sampling = profile.sampling.model_dump(mode="json", exclude={"verification"})
         decides = {
             "specctl": __version__,
@@ -399,18 +398,18 @@ class MadeBy:
             drafting |= {f"{key}.{name}": each for name, each in _settings(level.model_dump(mode="json")).items()}
         try:
             hashes = Contents.of(profile.model_copy(update={"draft": at_work})).hashes()
-        except (ModelError, OSError):  # loading the models says why, or they are on another machine
+        except (ModelError, OSError):  # loading the models reports the error, or they are on another machine
             hashes = {}
         return cls(decides, drafting, names, hashes, profile.sampling.temperature > 0)
 
     def differing(self, earlier: "MadeBy") -> list[str]:
-        """What decides the text and differs from an earlier run, a sentence each."""
+        """A sentence for each difference from an earlier run that affects the text."""
         found = list(_differing(earlier.decides, self.decides))
         found += self._model_differing(earlier, "target")
         return [*found, *self._drafting_differing(earlier)] if self.drawn and earlier.drawn else found
 
     def differing_otherwise(self, earlier: "MadeBy") -> list[str]:
-        """What differs from an earlier run without consequences for the text."""
+        """A sentence for each difference from an earlier run that does not affect the text."""
         return [] if self.drawn or earlier.drawn else list(self._drafting_differing(earlier))
 
     def _drafting_differing(self, earlier: "MadeBy") -> Iterator[str]:
@@ -430,7 +429,7 @@ class MadeBy:
             yield f"{key}: the files of {new} have changed"
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON values."""
+        """The provenance as JSON values."""
         models = {
             key: {"name": name} | ({FILES: self.hashes[key]} if key in self.hashes else {})
             for key, name in self.names.items()
@@ -439,7 +438,7 @@ class MadeBy:
 
     @classmethod
     def from_dict(cls, found: Mapping[str, Any]) -> Self:
-        """What `as_dict` made; raises TypeError, KeyError or AttributeError for anything else."""
+        """The inverse of `as_dict`; raises TypeError, KeyError or AttributeError for other values."""
         models = found["models"]
         names = {key: model["name"] for key, model in models.items()}
         hashes = {key: model[FILES] for key, model in models.items() if FILES in model}
@@ -457,7 +456,7 @@ def _settings(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _shown(value: Any) -> str:
-    if isinstance(value, dict):  # a policy
+    if isinstance(value, dict):  # a policy's table
         return ", ".join([str(value.get("name")), *(f"{key} {each}" for key, each in value.items() if key != "name")])
     return "not set" if value is None else value if isinstance(value, str) and value else repr(value)
 
@@ -467,11 +466,10 @@ VERSION = 1
 
 
 class RunFile:
-    """What made a file of results, in a file next to it: a first line of the results themselves would be in the way of
-    every program that takes one line for one record.
+    """The provenance of a results file, in a file next to it, because each line of the results must be one record.
 
     Args:
-        outputs: of the command; they hold and lock the file.
+        outputs: of the command; they open and lock the file.
         results: the results, a regular file.
 
     Raises:
@@ -487,17 +485,17 @@ class RunFile:
             raise UsageError(f"{self._file.path} was not written by this command", "remove it, or choose another name")
 
     def compare(self, made: MadeBy, *, anyway: bool) -> list[str]:
-        """Compare what made the results so far with what goes on with them.
+        """Compare the provenance of the results so far with that of this run.
 
         Args:
-            made: what goes on.
-            anyway: let it go on whatever differs.
+            made: the provenance of this run.
+            anyway: continue despite any difference.
 
         Returns:
-            What differs nevertheless, to be reported.
+            Sentences about remaining differences, to be reported.
 
         Raises:
-            UsageError: something differs that decides the text, or what made the results is not known.
+            UsageError: a difference affects the text, or the provenance of the results is unknown.
         """
         if self._found is None:
             if anyway:
@@ -516,17 +514,17 @@ class RunFile:
         return [*differing, *(f"{each}; the text is the same" for each in made.differing_otherwise(self._found))]
 
     def says(self, made: MadeBy) -> bool:
-        """Whether the file names this as what made the results."""
+        """Whether the file has this provenance."""
         return self._found is not None and not made.differing(self._found)
 
     def write(self, made: MadeBy) -> None:
-        """Say what makes the results from now on; the file is replaced whole."""
+        """Record this run's provenance; the file is replaced as a whole."""
         document = {"schema_version": VERSION, "results": self._results.path.name, **made.as_dict()}
         self._file.replace(json.dumps(document, indent=2, ensure_ascii=True) + "\n")
 
 
 def _read(path: Path) -> MadeBy | None:
-    """What a file of this kind says; None for another file, or one that is damaged or of a later version."""
+    """The provenance in a file; None for another kind of file, or one that is damaged or of a later version."""
     try:
         found = json.loads(path.read_bytes())
         if isinstance(found, dict) and found.get("schema_version") == VERSION and not too_deep(found):

@@ -239,7 +239,7 @@ def test_a_value_of_another_type_is_read_or_told(name: str, new: object, tmp_pat
             except UsageError as error:
                 told.add(error.message)
     assert told
-    assert [message for message in told if str(path) not in message] in ([], ["the traces hold no drafted token"])
+    assert [message for message in told if str(path) not in message] in ([], ["the traces contain no draft tokens"])
 
 
 @pytest.mark.parametrize("name", ["results", "trace-sampled", "rounds"])

@@ -178,7 +178,7 @@ def read_traces(paths: Iterable[Path]) -> Judged:
     for path in paths:
         _read(path, found)
     if not found.accepted:
-        raise UsageError("the traces hold no drafted token", "trace a run with a policy other than none")
+        raise UsageError("the traces contain no draft tokens", "trace a run with a policy other than none")
     return _judged(found)
 
 
@@ -197,7 +197,7 @@ def _judged(found: _Verdicts) -> Judged:
     own = [values for name, values in known.items() if name in DISTRIBUTION_SIGNALS] or list(known.values())
     whole = np.isfinite(np.stack(own)).all(axis=0)
     if not whole.any():
-        raise UsageError("no drafted token has all the signals that others have", "analyse the traces one by one")
+        raise UsageError("no draft token has all the signals that others have", "analyse the traces one by one")
     return Judged(
         np.array(found.prompt)[whole],
         {name: np.clip(values[whole], 0, None if name == "entropy" else 1) for name, values in known.items()},

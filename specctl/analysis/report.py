@@ -173,7 +173,7 @@ def acceptance_probability(analysis: Analysis, theory: Theory) -> Picture:
         "entropy-acceptance",
         "Acceptance probability by draft entropy",
         "What to see: whether entropy alone predicts acceptance, and which constant c fits this pair. Points are "
-        "means over equally many tokens, the band is their middle half; the curves are the estimate 1 - sqrt(c H). "
+        "means over equally many tokens, the band the interquartile range; the curves are the estimate 1 - sqrt(c H). "
         f"Spearman correlation {_shown(theory.spearman)}; {_n(analysis)}.",
         3.8,
     )

@@ -129,7 +129,7 @@ class Compared:
         """One line: how fast B is, and whether it writes the same."""
         ratio = self.ratio.of_totals
         if ratio.low is None:
-            who = "one prompt cannot tell which is faster"
+            who = "one prompt cannot show which is faster"
         elif is_clear(ratio):
             who = f"{'B' if ratio.value > 1 else 'A'} is faster"
         else:

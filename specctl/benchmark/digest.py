@@ -65,7 +65,7 @@ class Digest:
         expected, shown = self.expected_runs, len(self.results.runs)
         if expected is None or self.finished >= expected:
             return None
-        part = f", of which the {shown} in complete rounds count" if shown < self.finished else ""
+        part = f" (only the {shown} in complete rounds count)" if shown < self.finished else ""
         return f"stopped after {self.finished} of {expected} runs{part}"
 
 

@@ -257,7 +257,7 @@ def compared_settings(
         raise UsageError("drafts that are trees cannot be replayed", "calibrate the chain: --set draft.tree=0")
     if draft.parallel:
         raise UsageError(
-            "no policy stops a draft in parallel, so there is none to choose",
+            "drafting in parallel uses no stopping policy, so there is none to choose",
             "calibrate drafting in turns: --set draft.parallel=false",
         )
     choices = {name: computed[name] for name in heads}
@@ -370,7 +370,7 @@ def heads_among(given: Sequence[str], draft: DraftTable) -> list[str]:
         UsageError: there is more than one draft.
     """
     if given and draft.draft is not None:
-        raise UsageError("--head is for one draft, and the profile has several", "name each one's head in the profile")
+        raise UsageError("--head works with one draft, and the profile has several", "name their heads in the profile")
     own = [draft.head] if given and draft.head is not None else []
     return list(dict.fromkeys([*own, *given]))
 

@@ -59,8 +59,8 @@ def doubts(measured: Sequence[Measured]) -> list[str]:
 def stopped_live(ran: int, prompts: int) -> str:
     """A warning about numbers affected by Ctrl-C in the live runs."""
     if not ran:
-        return "live runs were interrupted before any prompt was run with every setting: all speeds are predictions"
-    return f"live runs were interrupted after {ran} of {prompts} prompts: measured speeds are of these alone"
+        return "live runs were interrupted before any prompt had run with every setting: all speeds are predictions"
+    return f"live runs were interrupted after {ran} of {prompts} prompts: measured speeds cover only these"
 
 
 def _named(one: Measured) -> str:

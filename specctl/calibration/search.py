@@ -326,10 +326,10 @@ def _warnings(traces: TraceSet, chosen_on: Sequence[str], reported_on: Sequence[
     """Warnings about the outcome."""
     warnings = []
     if not reported_on:
-        warnings.append("there is only one prompt: it both chose the setting and reports on it")
+        warnings.append("there is only one prompt, which both chose the setting and reports on it")
     report = len(reported_on or chosen_on)
     if min(len(chosen_on), report) < FEW:
-        warnings.append(f"{len(chosen_on)} prompts chose and {report} report: too few for the intervals to be trusted")
+        warnings.append(f"{len(chosen_on)} prompts chose and {report} report: too few to trust the intervals")
     if not any(any(trace.draft.accepted_runs) for trace in traces.traces):
         warnings.append("the draft never agrees with the target on these prompts")
     short = sum(trace.draft.reach is not None and trace.draft.reach < len(trace.tokens) for trace in traces.traces)

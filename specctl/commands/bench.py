@@ -51,10 +51,10 @@ class LoadOptions(ServerOptions):
     """The load on a server."""
 
     concurrency: str | None = option(
-        "With --url: requests at once; all prompts are asked with each. Default: 1.", "N[,N...]"
+        "With --url: concurrent requests, as a list; every prompt is sent once per value. Default: 1.", "N[,N...]"
     )
     warm_up: int | None = option(
-        "With --url: requests before each concurrency that are not counted. Default: 1.", "N", min=0
+        "With --url: warm-up requests before each concurrency, which are not counted. Default: 1.", "N", min=0
     )
 
     @property
@@ -72,7 +72,7 @@ class LoadOptions(ServerOptions):
         """Raise UsageError where an option has no effect without a server."""
         for name, value in (("--concurrency", self.concurrency), ("--warm-up", self.warm_up)):
             if value is not None:
-                raise UsageError(f"{name} is about a server", "name one with --url, or leave it out")
+                raise UsageError(f"{name} applies only to a server", "name one with --url, or leave it out")
 
 
 OF_A_SERVER = (
@@ -118,7 +118,7 @@ class BenchRequest:
     run: RunOptions
     replicas: FewReplicaOptions
     prompts: PromptOptions
-    repeats: int = option("How many times to run every prompt.", "N", default=1, min=1)
+    repeats: int = option("Number of runs of every prompt.", "N", default=1, min=1)
     sampling: FewSamplingOptions
     chat: TemplateOption = None
     lengths: str | None = option("Token limits; every prompt runs once with each.", "N,N,...")
@@ -159,7 +159,7 @@ class BenchRequest:
     )
     details: bool = option("Show latency, drafting and costs too, not speed alone.", "--details", default=False)
     output: Path | None = option("Write each run here as soon as it ends.", "-o --output FILE")
-    resume: bool = option("Keep the runs in the output file; run only what is missing.", "--resume", default=False)
+    resume: bool = option("Keep the runs in the output file; run only the missing ones.", "--resume", default=False)
     report: Path | None = option("Write report.md, report.html and figures here.", "DIR")
     spec_bench_out: Path | None = option("Write answer files in Spec-Bench's own format here.", "DIR")
     from_: Path | None = option("Show the results of --output again; no model runs.", "--from FILE")

@@ -63,11 +63,11 @@ class CalibrateRequest:
         "NAME|all",
     )
     against: list[str] | None = option(
-        "Calibrate this profile's drafts too, and say which to use; repeatable. Its target must be the same.",
+        "Calibrate this profile's drafts too, and recommend one; repeatable. Its target must be the same.",
         "PROFILE",
     )
     tokens: str | None = option(
-        "Calibrate with a draft that can write N tokens, for each N or all, and say which to use.",
+        "Calibrate with a draft limited to N tokens of the vocabulary, for each N or all, and recommend one.",
         "N,N,...",
     )
     head: list[str] | None = option(
@@ -78,8 +78,8 @@ class CalibrateRequest:
     run: Annotated[RunOptions, But(("check",))]
     replicas: BareReplicaOptions
     batch: str | None = option(
-        "Records per forward pass: choose a setting for each of these numbers too. auto: answer as many at once as is "
-        "fastest, and choose for one.",
+        "Batch sizes: also choose a setting for each. auto: answer with the fastest batch size, and choose for one "
+        "text at a time.",
         "N,N,...|auto",
         panel=REPLICAS,
     )
@@ -118,13 +118,13 @@ class CalibrateRequest:
         if self.several and (self.trace or self.from_ or self.head or self.export):
             flag = "--against" if self.against else "--tokens"
             hint = "calibrate one profile with these"
-            raise UsageError(f"{flag} goes with neither --trace, --from, --head nor --export", hint)
+            raise UsageError(f"{flag} cannot be combined with --trace, --from, --head or --export", hint)
         if self.against and self.tokens:
             raise UsageError("use either --against or --tokens, not both")
         if self.replicas.replication is not None and self.at_once != 1:
-            raise UsageError("--batch is for texts of one process, and --workers starts several", "leave one out")
+            raise UsageError("--batch works only in one process, and --workers starts several", "leave one out")
         if self.sizes and (self.several or self.head):
-            what = "--batch with numbers of texts goes with neither --against, --tokens nor --head"
+            what = "--batch with numbers cannot be combined with --against, --tokens or --head"
             raise UsageError(what, "calibrate one draft")
 
     @property
@@ -543,7 +543,7 @@ def export_order(
     """
     if not names:
         if costs:
-            raise UsageError("--costs are those of an engine", "name it with --export")
+            raise UsageError("--costs are the costs of an engine", "name it with --export")
         return None
     from specctl.decoding.sampling import Sampling
     from specctl.export.engines import engine_of
@@ -555,9 +555,9 @@ def export_order(
     assert draft is not None
     engines = tuple(engine_of(name) for name in dict.fromkeys(names))
     if draft.draft is not None:
-        raise UsageError("--export is for one draft model, and the profile has several", "no other engine takes these")
+        raise UsageError("--export works with one draft, and the profile has several", "other engines use one")
     if draft.is_lookup:
-        raise UsageError("--export is for a draft that is a model of its own or a head", "choose a profile with one")
+        raise UsageError("--export needs a draft model or a draft head", "choose a profile with one")
     found = find_head("draft", draft, ("target", profile.target))
     head, sampling = None if found is None else found.kind, Sampling.of(profile.sampling)
     for engine in engines:
@@ -567,7 +567,7 @@ def export_order(
                 f"choose a profile whose draft is a model of its own{_others(head)}",
             )
         if head is not None and not sampling.greedy:
-            raise UsageError("--export for a draft head is for greedy decoding", "export with -t 0")
+            raise UsageError("--export for a draft head works only in greedy decoding", "export with -t 0")
         reading_of(engine, sampling)
     given: dict[int, GivenCosts] = {}
     for text in costs:
@@ -576,14 +576,14 @@ def export_order(
             raise UsageError(f"--costs {text}: {number} is not a number of texts", "e.g. --costs 4:1.5,12,0.2")
         if (rows := int(number) if colon else 1) in given:
             texts = f"{rows} texts at once" if rows > 1 else "one text"
-            raise UsageError(f"--costs {text}: those for {texts} are given already", "give them once for each number")
+            raise UsageError(f"--costs {text}: costs for {texts} are already given", "give them once for each number")
         given[rows] = _given(times)
     if given and (missing := [rows for rows in (1, *sizes) if rows not in given]):
         texts = f"{missing[0]} texts at once" if missing[0] > 1 else "one text"
         place = f"as {missing[0]}:DRAFT,TARGET,TOKEN" if missing[0] > 1 else "without a number"
-        raise UsageError(f"--costs are not given for {texts}", f"give them {place}")
+        raise UsageError(f"--costs lacks costs for {texts}", f"give them {place}")
     if others := [rows for rows in given if rows not in (1, *sizes)]:
-        raise UsageError(f"--costs are given for {others[0]} texts at once", "name that number with --batch too")
+        raise UsageError(f"--costs has costs for {others[0]} texts at once", "name that number with --batch too")
     return ExportRequest(engines, given.pop(1, None), given, head)
 
 

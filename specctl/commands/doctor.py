@@ -57,8 +57,8 @@ class DoctorRequest:
         default=False,
     )
     memory: list[str] | None = option(
-        "Ask about another machine: a GPU, or its CPU, such as cuda:0=24GiB. Tells what fits there, on which "
-        "devices layers go, and with which engine; repeatable.",
+        "Check another machine: a GPU or its CPU, such as cuda:0=24GiB. Shows what fits there, the devices of the "
+        "layers, and the engine; repeatable.",
         "--memory DEVICE=SIZE",
     )
     find_draft: bool = option(
@@ -73,13 +73,13 @@ class DoctorRequest:
     def __post_init__(self) -> None:
         if self.find_draft and (self.run or self.devices or self.models.draft is not None):
             flag = "--run" if self.run else "--devices" if self.devices else "--draft"
-            raise UsageError(f"{flag} is about a pair, and --find-draft looks for one", "leave one of them out")
+            raise UsageError(f"{flag} needs a pair, and --find-draft looks for a draft", "leave one of them out")
         if self.memory and (self.run or self.find_draft):
             flag = "--run" if self.run else "--find-draft"
-            what = f"--memory describes a machine that is not here, and {flag} needs this one"
+            what = f"--memory describes another machine, and {flag} needs this one"
             raise UsageError(what, "leave one of them out")
         if self.folders and not self.find_draft:
-            raise UsageError("--in names folders for --find-draft", "add --find-draft")
+            raise UsageError("--in needs --find-draft", "add --find-draft")
         if missing := next((folder for folder in self.folders or () if not folder.is_dir()), None):
             raise UsageError(f"--in {display(missing)}: there is no such folder")
 
@@ -440,7 +440,7 @@ def _gains(found: Devices) -> Iterator[tuple[str, str]]:
         yield "can pay", "there is no draft, or its files are not here yet"
         return
     if outlook.cost_ratio is None:
-        yield "can pay", "unknown, for a pass has no least time"
+        yield "can pay", "unknown, because a pass has no minimum time"
         return
     what = "a draft" if found.models[1].blocks else "a draft step"
     yield "cost by bytes", f"{what} takes {outlook.cost_ratio:.2f} of a target pass at least"

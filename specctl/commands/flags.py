@@ -469,7 +469,7 @@ class ReplicaOptions:
     def check_one(self) -> None:
         """Raise UsageError for an invalid value, and for replicas together with --batch."""
         if self.replication is not None and self.at_once not in (None, 1):
-            raise UsageError("--batch is for texts of one process, and --workers starts several", "leave one out")
+            raise UsageError("--batch works only in one process, and --workers starts several", "leave one out")
 
     @property
     def replication(self) -> Replication | None:

@@ -52,7 +52,7 @@ class RecordOptions:
     output: str = option(
         "Write results here, not to standard output.", "-o --output FILE|-", default="-", show_default=False
     )
-    input_format: InputFormat = option("What an input line is: a JSON object or a prompt.", default="jsonl")
+    input_format: InputFormat = option("Format of an input line: a JSON object or a prompt.", default="jsonl")
     resume: bool = option(
         "Continue an interrupted run of --output. Only records whose id is not there are answered; a "
         "record without an id has its line number. Refuses results of other models, settings or prompts. Adaptive "
@@ -140,11 +140,11 @@ class GenerateRequest:
             raise UsageError("--resume works only with records", "leave it out, or give records with --input FILE")
         if self.replicas.replication is not None and (results.live or not from_records):
             what = "--live" if from_records else "a PROMPT"
-            raise UsageError(f"replicas answer records, and {what} is shown by one process", "leave out --workers")
+            raise UsageError(f"replicas answer only records, and {what} needs one process", "leave out --workers")
         if self.replicas.at_once not in (None, 1, "auto") and not from_records:
             raise UsageError("use either --batch or a PROMPT, not both")
         if records.anyway and not records.resume:
-            raise UsageError("--anyway says how --resume goes on", "add --resume, or leave it out")
+            raise UsageError("--anyway needs --resume", "add --resume, or leave it out")
         if records.resume and records.output == "-":
             raise UsageError("--resume needs the results of the earlier run", "name their file with --output FILE")
 

@@ -57,7 +57,7 @@ class NewRequest:
         typer.Argument(
             metavar="NAME",
             show_default=False,
-            help="What `--profile` will call it; the file goes to your own profiles. Default: the models' names.",
+            help="Name for `--profile`; the file goes to your own profiles. Default: the models' names.",
         ),
     ] = None
     target: str | None = option("A folder or hub id.", "--target --model MODEL")

@@ -98,7 +98,7 @@ class Talk:
     def _introduce(self) -> None:
         self._tell(f"{title_of(self.chat.profile)} · {self.chat.policy}; /help lists commands")
         if self.chat.profile.target.model.startswith(EMBEDDED):
-            self._tell(f"demonstration models: they continue stories and know nothing; try: {OPENING}")
+            self._tell(f"demonstration models, which only continue stories; try: {OPENING}")
         if not self.chat.through_template:
             missing = not self.chat.pair.tokenizer.chat_template
             why = "the target has no chat template" if missing else "no chat template used"

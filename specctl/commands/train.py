@@ -184,7 +184,7 @@ class TrainHeadRequest(_TrainRequest):
             "--sweep": self.sweep or None,
         }
         if self.kind == "disco" and (given := [flag for flag, value in shape.items() if value is not None]):
-            raise UsageError(f"{given[0]} is for heads on hidden states, which --kind disco has not", "leave it out")
+            raise UsageError(f"{given[0]} needs a head on hidden states, unlike --kind disco", "leave it out")
         weight, _, rate = self.schedule
         if weight <= 0 or rate <= 0:
             raise UsageError("--reject-weight and --lr must be more than 0")
@@ -295,7 +295,7 @@ class TrainDraftRequest(_TrainRequest):
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
         if foreign := [name for name in given if name not in HEAD_KINDS[self.kind].flags]:
             flag = foreign[0].replace("_", "-")
-            raise UsageError(f"--{flag} has no meaning for --kind {self.kind}", "leave it out")
+            raise UsageError(f"--{flag} does not apply to --kind {self.kind}", "leave it out")
         return replace(RECIPES[self.kind], **given, optimizer=self.optimizer)
 
     def subject(self, profile: "Profile") -> "DraftHeads":

@@ -543,7 +543,7 @@ def engine_of(name: str) -> Engine:
         UsageError: there is none, or it takes no ordinary draft model.
     """
     if name in WITHOUT_PAIRS:
-        raise UsageError(f"{name} cannot be handed a target and a draft model", WITHOUT_PAIRS[name])
+        raise UsageError(f"{name} cannot run a target with a draft model", WITHOUT_PAIRS[name])
     if name not in ENGINES:
         raise UsageError(f"--export: there is no engine '{name}'{did_you_mean(name, [*ENGINES, *WITHOUT_PAIRS])}")
     return ENGINES[name]

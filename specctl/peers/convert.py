@@ -125,14 +125,14 @@ def convert(peer: str, arguments: argparse.Namespace) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for command in commands:
         if subprocess.run(command, check=False).returncode:
-            raise SpecctlError(f"the exporter failed: {' '.join(command)}", "what it needs is in --help")
+            raise SpecctlError(f"the exporter failed: {' '.join(command)}", "its requirements are listed in --help")
     target, draft = short_name(arguments.target), arguments.draft and short_name(arguments.draft)
     write_manifest(folder, Converted(peer, target, draft, arguments.weights, cache, _exporter(peer, arguments)))
 
 
 def _one_of(flag: str, value: str, known: Collection[str]) -> str:
     if value not in known:
-        raise UsageError(f"{flag} {value}: this peer has {', '.join(dict.fromkeys(known))}")
+        raise UsageError(f"{flag} {value}: this peer supports {', '.join(dict.fromkeys(known))}")
     return value
 
 
@@ -167,7 +167,7 @@ def main() -> None:
         "--cache",
         help="keys and values: float32 or 'its default' with openvino, float16 (the default) or float32 with llama.cpp",
     )
-    parser.add_argument("--python", default=sys.executable, help="has the exporter; default: this one")
+    parser.add_argument("--python", default=sys.executable, help="Python with the exporter; default: this one")
     parser.add_argument("--source", type=Path, help="folder of llama.cpp's source")
     arguments = parser.parse_args()
     try:

@@ -537,7 +537,7 @@ class Trace:
         """Raise UsageError if the trace lacks the ids of the prompt."""
         if len(self.prompt_ids) != self.prompt_tokens:
             raise UsageError(
-                "the trace holds no prompts, which a lookup copies from", "record it again, with another --output"
+                "the trace lacks the prompts, from which a lookup copies", "record it again, with another --output"
             )
 
 

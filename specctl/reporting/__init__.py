@@ -1,1 +1,1 @@
-"""Tables, documents and the look of figures, whatever they report."""
+"""Tables, documents and the style of figures, for all commands."""

@@ -12,7 +12,7 @@ from rich.text import Text
 from specctl.printable import one_line
 from specctl.reporting.table import Table, as_text
 
-_FOLDED = 28  # The least width of a label that is folded
+_FOLDED = 28  # Least width to which a label is folded
 _PIECES = re.compile(r"[^,:(]+[,:(]?|[,:(]")
 
 
@@ -36,12 +36,12 @@ def print_tables(console: Console, shown: Iterable[Table]) -> None:
 
 
 def cell(text: str, style: str = "") -> Text:
-    """Text of a table, with nothing in it that a terminal or rich's markup would obey."""
+    """Text of a table, without terminal control sequences and rich markup."""
     return Text(one_line(text), style=style)
 
 
 def _folded(text: str, room: int) -> Text:
-    """The text of a cell, broken after commas where it is wider than its column."""
+    """The text of a cell, broken after commas if it is wider than its column."""
     lines = [""]
     for piece in _PIECES.findall(one_line(text)):
         if lines[-1] and cell_len(lines[-1]) + cell_len(piece) > room:
@@ -51,8 +51,8 @@ def _folded(text: str, room: int) -> Text:
 
 
 def _fitting(table: Table, width: int) -> Iterator[RichTable]:
-    """The table, in several parts that repeat the labels where its columns do not fit the width."""
-    # Headings wrap between words if they must, cells of numbers never: a number in two pieces is hard to read.
+    """The table; if its columns do not fit the width, several parts that repeat the labels."""
+    # Headings may wrap between words; cells of numbers never do, because a broken number is hard to read.
     cells = [[row[index] for row in table.rows] for index in range(len(table.columns))]
     for headings in ([[name] for name in table.columns], [name.split() for name in table.columns]):
         widths = [
@@ -62,7 +62,7 @@ def _fitting(table: Table, width: int) -> Iterator[RichTable]:
         if sum(widths) + 2 * len(widths) < width:
             break
     labels = list(range(table.labels))
-    # A long label of a policy with its settings is folded if that saves a second part.
+    # A policy's long label is folded if that saves a second part.
     if table.labels and (too_much := sum(widths) + 2 * len(widths) + 1 - width) > 0:
         longest = max(labels, key=widths.__getitem__)
         if widths[longest] - too_much >= _FOLDED:

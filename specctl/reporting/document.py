@@ -20,7 +20,7 @@ from specctl.reporting.style import Picture, style
 from specctl.reporting.table import DEFINITIONS, Table, as_markdown, inert
 from specctl.reporting.words import READING, meanings
 
-REPORT_FILES = ("report.md", "report.html", "*.png", "*.svg")  # Patterns of the names that `write_document` writes
+REPORT_FILES = ("report.md", "report.html", "*.png", "*.svg")  # Patterns of the files that `write_document` writes
 PIXELS_PER_INCH = 160
 _CSS = """
 :root { color-scheme: light; }
@@ -57,7 +57,7 @@ class _Drawn:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Markdown with the HTML that goes around it on the page."""
+    """Markdown with the HTML around it on the page."""
 
     markdown: str
     opening: str = "<section>"
@@ -82,9 +82,9 @@ def write_document(
         title: of the document.
         shown: tables; alarms are moved to the front.
         pictures: drawn one at a time.
-        provenance: where the numbers come from, by name.
+        provenance: the origin of the numbers, by name.
         folder: made if it is missing.
-        command: that shows the tables; the page explains their columns.
+        command: the command that shows the tables; the page explains their columns.
         verdict: the outcome in a sentence, which stands first.
         remarks: lines below the figures.
         profile: the resolved profile; the page shows it folded.
@@ -134,13 +134,13 @@ def render(picture: Picture) -> _Drawn:
 
 def _table_part(table: Table) -> _Part:
     opening = '<section class="alarm">' if table.alarm else "<section>"
-    # A page has the meanings inside, and pictures instead of bars.
+    # The page has the column meanings and pictures, so its tables need no bars.
     table = replace(table.without_bars, note=table.note.replace(DEFINITIONS, "").strip())
     return _Part(f"## {inert(table.title)}\n\n{as_markdown(table)}", opening)
 
 
 def _meanings(command: str, shown: Sequence[Table]) -> list[_Part]:
-    """What the columns mean, and the rows that have a name of their own, in a list; none where none is defined."""
+    """A list of the meanings of columns and of named rows; empty if none is defined."""
     named = {row[0] for table in shown if table.labels for row in table.rows}
     names = [*(name for table in shown for name in table.columns), *sorted(named)]
     known = meanings(command, names)
@@ -150,7 +150,7 @@ def _meanings(command: str, shown: Sequence[Table]) -> list[_Part]:
 
 
 def _image(figure: _Drawn) -> str:
-    # The figure itself shows its title and caption: as text they are for those who do not see it.
+    # The figure shows its title and caption; the text is for readers who cannot see it.
     return f"![{inert(f'{figure.title}. {figure.caption}')}]({figure.name}.png)"
 
 
@@ -160,9 +160,9 @@ def _item(name: str, value: Any) -> str:
 
 
 def _page(title: str, parts: Iterable[_Part], figures: Iterable[_Drawn]) -> str:
-    """The parts as one HTML page that contains its images. No HTML inside the Markdown gets through."""
+    """The parts as one HTML page with embedded images. HTML inside the Markdown is escaped."""
     images = {f"{figure.name}.png": f"data:image/png;base64,{b64encode(figure.png).decode()}" for figure in figures}
-    # Without linkify nothing but an image is ever an address.
+    # Without linkify only images have addresses.
     reader = MarkdownIt("commonmark", {"html": False}).enable("table")
     reader.add_render_rule("table_open", _scrollable)
     reader.add_render_rule("table_close", _scrollable)
@@ -176,7 +176,7 @@ def _page(title: str, parts: Iterable[_Part], figures: Iterable[_Drawn]) -> str:
 def _scrollable(
     renderer: RendererHTML, tokens: Sequence[Token], index: int, options: OptionsDict, env: MutableMapping[str, Any]
 ) -> str:
-    """A table in a box that scrolls by itself where the page is narrower."""
+    """A table in a box that scrolls if the page is narrower."""
     tag = renderer.renderToken(tokens, index, options, env)
     return f'<div class="wide">{tag}' if tokens[index].nesting == 1 else f"{tag.rstrip()}</div>\n"
 

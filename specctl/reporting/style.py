@@ -1,4 +1,4 @@
-"""The look that all figures share: page, colours, labels that do not overlap."""
+"""The common style of all figures: page, colours, labels that do not overlap."""
 
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
@@ -52,7 +52,7 @@ _STYLE: dict[str, Any] = {
     "grid.linewidth": 0.6,
     "svg.fonttype": "path",
     "svg.hashsalt": "specctl",
-    "text.parse_math": False,  # a $ in a name is a $
+    "text.parse_math": False,  # a $ in a name is shown as it is
 }
 
 
@@ -64,7 +64,7 @@ def require_matplotlib() -> None:
 
 @contextmanager
 def style() -> Iterator[None]:
-    """A context in which figures have our look, whatever the user's own matplotlib settings.
+    """A context in which figures have our style, regardless of the user's matplotlib settings.
 
     Characters that the font lacks are drawn as boxes without a warning, since the tables have them too.
 
@@ -102,7 +102,7 @@ def tint(colour: str, lightness: float) -> str:
 
 
 def page(name: str, title: str, caption: str, height: float) -> Picture:
-    """An empty picture with its title above and what to see in it below."""
+    """An empty picture with its title above and a caption below."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(WIDTH, height + 0.7), layout="constrained", facecolor="white")
@@ -127,13 +127,13 @@ def panels(picture: Picture, count: int, columns: int, across: str, up: str = ""
 
 
 def shorten(text: str, limit: int = 30) -> str:
-    """The text on one line, without control characters, which no SVG file may contain, and cut to the limit."""
+    """The text on one line, cut to the limit, without control characters, which SVG forbids."""
     line = " ".join(one_line(text).split())
     return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
 def label_points(axes: "Axes", points: Sequence[tuple[float, float, str]]) -> None:
-    """Write each text (x, y, text) next to its point, where it covers neither a point nor a text."""
+    """Write each text (x, y, text) next to its point, at a place without another point or text."""
     from matplotlib.patheffects import withStroke
 
     axes.get_figure(root=True).draw_without_rendering()  # type: ignore[union-attr]
@@ -182,7 +182,7 @@ def label_ends(axes: "Axes", ends: Iterable[tuple[float, float, str, str]]) -> N
 
 
 def _shifts(width: float) -> Iterator[tuple[float, float]]:
-    """Offsets in points at which a text may stand from its point, best first."""
+    """Candidate offsets of a text from its point, in points, best first."""
     for step in (0, 1, -1, 2, -2, 3, -3, 4, -4):
         for start in (10.0, -width - 10, -width / 2):
             if step or start != -width / 2:

@@ -12,19 +12,19 @@ from specctl.printable import one_line
 from specctl.statistics import Interval
 
 UNKNOWN = "-"
-UP, DOWN = " ↑", " ↓"  # Mark the heading of a column in which higher, or lower, is better
+UP, DOWN = " ↑", " ↓"  # Mark columns in which higher, or lower, is better
 Item = TypeVar("Item")
 Columns = Mapping[str, Callable[[Item], object]]
-"""Names of `COLUMNS`, each with what gives the value of an item: text that is ready, None if unknown, or a number."""
-BLOCK = "█"  # What bars of a table are drawn with
-DEFINITIONS = "`specctl words` explains columns."  # Stands in the note of the first table of a command
-WIDE = 120  # Characters of a plain line from which on headings are broken into several lines
-_JOINED = "\N{NO-BREAK SPACE}"  # Keeps an arrow on the line of its heading's last word
+"""Names of `COLUMNS`, each with a function from an item to its value: finished text, a number, or None if unknown."""
+BLOCK = "█"  # The character of bars in a table
+DEFINITIONS = "`specctl words` explains columns."  # Part of the note below the first table of a command
+WIDE = 120  # Width of a plain line above which headings are broken into several lines
+_JOINED = "\N{NO-BREAK SPACE}"  # Keeps an arrow on the line with the heading's last word
 _PLACEHOLDER = re.compile(r"\b(?:NAME|N)\b")
 _MARKUP = re.compile(r"[\\`*|]|<(?=[\w/!?])|\](?=[(:])|&(?=[\w#])|(?<![^\W_])_|_(?![^\W_])|#$")
-"""Characters that would begin or end code, emphasis, a cell, a heading, HTML, a link or an entity."""
+"""Characters that begin or end code, emphasis, a cell, a heading, HTML, a link or an entity."""
 _BLOCK_START = re.compile(r"^(\d+(?=[.)](?:\s|$))|)([-#+=~.)>])")
-"""What could make a paragraph a list, a heading, a quotation or a fence."""
+"""Beginnings that turn a paragraph into a list, a heading, a quotation or a fence."""
 
 
 def show_interval(interval: Interval | None) -> str:
@@ -45,12 +45,12 @@ def percent(value: float | None) -> str:
 
 
 def fixed(decimals: int) -> Callable[[Any], str]:
-    """What writes a number with this many decimals."""
+    """A function that formats a number with this many decimals."""
     return lambda value: f"{value:.{decimals}f}"
 
 
 class Column(NamedTuple):
-    """How a column is shown in every table that has it; docs/words.md says what it means."""
+    """The format of a column in every table; docs/words.md defines its meaning."""
 
     better: str  # whether its heading is marked with `UP`, `DOWN` or nothing
     cell: Callable[[Any], str]  # makes the text of a known value
@@ -59,7 +59,7 @@ class Column(NamedTuple):
 COLUMNS = {
     name: Column(better, cell)
     for better, cell, names in (
-        # what a row is about, and texts that its table makes
+        # labels of rows, and finished texts
         (
             "",
             str,
@@ -121,7 +121,7 @@ def column(name: str) -> Column:
 
 
 def stands_for(word: str, name: str) -> bool:
-    """Whether a name is a word whose placeholders, NAME and N, are filled in."""
+    """Whether a name is this word with its placeholders, NAME and N, filled in."""
     return re.fullmatch(".+".join(map(re.escape, _PLACEHOLDER.split(word))), name) is not None
 
 
@@ -133,17 +133,17 @@ class Table:
     columns: tuple[str, ...]  # headings
     rows: tuple[tuple[str, ...], ...]  # cells, each row as long as ``columns``
     labels: int = 1  # how many leading columns contain words; the others contain numbers
-    note: str = ""  # what a reader needs to know about these numbers
-    alarm: bool = False  # whether it reports something that must not be overlooked
+    note: str = ""  # explanation of the numbers
+    alarm: bool = False  # whether it must not be overlooked
 
     @classmethod
     def of(cls, title: str, columns: Columns[Item], items: Iterable[Item], **more: Any) -> "Table":
-        """A row for each item, its cells as `COLUMNS` says; ``more`` are further attributes."""
+        """A table with one row per item, formatted by `COLUMNS`; ``more`` are further attributes."""
         return cls.filled(title, columns, ([value(one) for value in columns.values()] for one in items), **more)
 
     @classmethod
     def filled(cls, title: str, names: Iterable[str], rows: Iterable[Sequence[object]], **more: Any) -> "Table":
-        """A table of values, which are shown as `COLUMNS` says of the columns with these names.
+        """A table of values, formatted by the entries of `COLUMNS` with these names.
 
         Args:
             title, more: attributes.
@@ -157,7 +157,7 @@ class Table:
 
     @property
     def without_bars(self) -> "Table":
-        """The table without columns that are drawn with blocks, for places that have pictures."""
+        """The table without columns of bars, for output with pictures."""
         kept = [
             index
             for index in range(len(self.columns))
@@ -192,7 +192,7 @@ def as_text(shown: Iterable[Table]) -> str:
 
 
 def as_markdown(table: Table) -> str:
-    """The table with its note, without its title. Whatever cells and note contain is shown literally."""
+    """The table with its note, without its title. Cells and note are escaped."""
     parts = []
     if table.columns:
         headings, *rows = ([_escaped(cell) for cell in row] for row in table.grid)
@@ -204,7 +204,7 @@ def as_markdown(table: Table) -> str:
 
 
 def inert(text: str) -> str:
-    """Text as a Markdown paragraph or heading of one line that shows it literally."""
+    """Text escaped as a Markdown paragraph or heading of one line."""
     return _BLOCK_START.sub(r"\1\\\2", _escaped(_one_line(text)))
 
 
@@ -220,7 +220,7 @@ def _text_lines(table: Table) -> Iterator[str]:
 
 
 def _plain_lines(table: Table, headings: Sequence[Sequence[str]]) -> list[str]:
-    """The lines of the table with the lines of each heading, which end above the first row."""
+    """The lines of the table; headings of several lines are aligned at the bottom."""
     height = max(map(len, headings))
     above = zip(*([""] * (height - len(lines)) + [*lines] for lines in headings), strict=True)
     grid = [*map(list, above), *table.grid[1:]]
@@ -236,7 +236,7 @@ def _narrowed(heading: str, *cells: str) -> list[str]:
 
 
 def _aligned(grid: Sequence[Sequence[str]], table: Table, form: str, headings: Sequence[str] = ()) -> str:
-    # Numbers are strings that are ready to be shown: parsed, they would lose their decimals.
+    # Numbers are finished strings; parsing them would lose trailing decimals.
     return tabulate(grid, headings, tablefmt=form, colalign=table.alignment, disable_numparse=True)
 
 

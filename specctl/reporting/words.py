@@ -1,4 +1,4 @@
-"""What the columns of tables and other words mean, as docs/words.md defines them; it ships with the program."""
+"""The meanings of table columns and other words, from docs/words.md, which ships with the program."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,13 +12,13 @@ READING = (
     "Brackets hold 95% bootstrap intervals over prompts. - is a value that cannot be known. An arrow after a heading "
     "says whether higher (↑) or lower (↓) is better."
 )
-"""What holds for all tables."""
+"""The note on all tables."""
 _PACKAGE = Path(__file__).parent.parent
 _ROW = re.compile(r"^\| (.+?) \| (.+) \|$")
 
 
 class Word(NamedTuple):
-    """A word of the page with its meaning; ``heads`` where it stands above a column or before a row."""
+    """A word of the page with its meaning; ``heads`` if it is the heading of a column or row."""
 
     text: str
     meaning: str
@@ -29,7 +29,7 @@ def meanings(command: str, headings: Iterable[str]) -> dict[str, str]:
     """The meaning of each heading that is defined, in their order.
 
     Args:
-        command: that shows the tables; other commands define the words that it does not.
+        command: the command that shows the tables; other commands define the words that it lacks.
         headings: with their arrows.
     """
     sections = {name: {word.text: word.meaning for word in words if word.heads} for name, words in _sections().items()}
@@ -42,14 +42,14 @@ def meanings(command: str, headings: Iterable[str]) -> dict[str, str]:
                 (word for word in words if stands_for(word, name)), None
             )
             if known is not None:
-                # One entry for all names that a placeholder stands for.
+                # One entry for all names with the same placeholder.
                 found[known] = words[known]
                 break
     return found
 
 
 def lookup(asked: str) -> list[tuple[str, Word]]:
-    """The words with this text in them, in any case, each with its section; all those of a section of this name."""
+    """The words that contain this text, ignoring case, each with its section; for a section's name all its words."""
     sections, key = _sections(), asked.casefold()
     whole = [(name, word) for name, words in sections.items() if name.casefold() == key for word in words]
     found = [(name, word) for name, words in sections.items() for word in words if key in word.text.casefold()]
@@ -58,7 +58,7 @@ def lookup(asked: str) -> list[tuple[str, Word]]:
 
 
 def all_words() -> dict[str, list[str]]:
-    """By section, every word that is defined."""
+    """Every defined word, by section."""
     return {name: list(dict.fromkeys(word.text for word in words)) for name, words in _sections().items() if words}
 
 
@@ -67,7 +67,7 @@ def _sections() -> Mapping[str, Sequence[Word]]:
     """Every defined word, by section, for example by command."""
     installed = _PACKAGE / "_words.md"
     page = installed if installed.is_file() else _PACKAGE.parent / "docs" / "words.md"
-    # Without the page a report lacks these meanings, and nothing else.
+    # Without the page, a report only lacks these meanings.
     text = page.read_text(encoding="utf-8") if page.is_file() else ""
     return {name: tuple(_defined(body)) for name, _, body in (part.partition("\n") for part in text.split("\n## ")[1:])}
 
@@ -85,5 +85,5 @@ def _defined(section: str) -> Iterator[Word]:
 
 
 def _plain(text: str) -> str:
-    """Markdown of a cell as the words that it shows."""
+    """The visible text of a Markdown cell."""
     return re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", text).replace("`", "").replace("\\|", "|")

@@ -1,1 +1,1 @@
-"""What a terminal or a log shows: text, messages, progress, records. Imports records, metrics and printable only."""
+"""Output on a terminal or in a log: text, messages, progress, records. Imports only records, metrics and printable."""

@@ -1,4 +1,4 @@
-"""Drawings on a terminal that are redrawn while work goes on, and vanish."""
+"""Drawings on a terminal that are updated during work and erased afterwards."""
 
 import os
 import signal
@@ -16,18 +16,18 @@ from rich.segment import ControlType, Segment, Segments
 
 @contextmanager
 def obeyed(drawn: "Display") -> Iterator[None]:
-    """Hide what is drawn before Ctrl-Z stops the process, show it when the process goes on in the foreground.
+    """Hide a drawing before Ctrl-Z stops the process, and show it when the process continues in the foreground.
 
-    Python calls signal handlers in the main thread only, between two steps of Python code; during a long forward pass
-    the terminal would be left as it is until the pass ends. So a thread of our own reads the signals as they arrive.
-    Handlers can be set in the main thread only; in another one nothing is done, nor on a system without these signals.
+    Python runs signal handlers only in the main thread, between two bytecode instructions. A long forward pass would
+    delay them, so a separate thread reads the signals as they arrive. Handlers can be set only in the main thread: this
+    does nothing in other threads, or on a system without these signals.
     """
     if current_thread() is not main_thread() or not hasattr(signal, "SIGTSTP"):
         yield
         return
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
-    # Without a handler a signal is not reported. Where a parent has it ignored, it stays ignored.
+    # A signal is reported only if it has a handler. If a parent ignores it, it stays ignored.
     watched = (signal.SIGTSTP, signal.SIGCONT, signal.SIGWINCH)
     handled = [number for number in watched if signal.getsignal(number) is not signal.SIG_IGN]
     earlier = {number: signal.signal(number, lambda *_: None) for number in handled}
@@ -46,12 +46,12 @@ def obeyed(drawn: "Display") -> Iterator[None]:
 
 
 def in_foreground(terminal: int) -> bool:
-    """Whether this process may draw on the terminal of a file descriptor: a shell's background job may not."""
+    """Whether this process may draw on the terminal of a file descriptor; a shell's background job may not."""
     if not hasattr(os, "tcgetpgrp"):
         return True
     try:
         return os.tcgetpgrp(terminal) == os.getpgrp()
-    except OSError:  # not this session's terminal, so no job control either
+    except OSError:  # not this session's terminal, so there is no job control
         return True
 
 
@@ -68,7 +68,7 @@ def _obey(reading: int, drawn: "Display") -> None:
 
 
 def _stoppable() -> bool:
-    """Whether a shell is there that could continue this process: in the group of its session's leader none is."""
+    """Whether a shell could continue this process; there is none if the process is in the session leader's group."""
     with suppress(OSError):
         return os.getpgrp() != os.getsid(0)
     return False
@@ -78,14 +78,14 @@ REFRESHES_PER_SECOND = 12
 
 
 class Display(RenderHook):
-    """Draws something as long as it is started; a context manager. See `Bottom` and `FullScreen`.
+    """A drawing that lasts from start to stop; a context manager. See `Bottom` and `FullScreen`.
 
-    It vanishes before Ctrl-Z stops the process, and stays away while a shell runs the process in the background. On a
-    console that is not a terminal, or a dumb one, nothing is drawn.
+    It is erased before Ctrl-Z stops the process, and stays hidden while the process runs in the background. Nothing is
+    drawn unless the console is a capable terminal.
 
     Args:
         console: draws; should write to standard error.
-        view: makes what is drawn, again each time.
+        view: makes a new drawing for each refresh.
         refreshes_per_second: how often a thread draws; 0 to draw on `refresh` only.
     """
 
@@ -123,10 +123,10 @@ class Display(RenderHook):
             Thread(target=self._keep_refreshing, args=(self._interval,), name="display", daemon=True).start()
 
     def stop(self, *, keep: bool = False) -> None:
-        """End the drawing and erase it.
+        """Stop drawing and erase.
 
         Args:
-            keep: print what it shows now, whole, and leave that.
+            keep: print the present state in full and leave it on the screen.
         """
         self._ended.set()
         with self._lock:
@@ -136,11 +136,11 @@ class Display(RenderHook):
             self.started = False
             if keep:
                 self._console.print(self._view())
-        # Not under the lock: this waits for a thread that may wait for the lock.
+        # Not under the lock, because this joins a thread that may wait for the lock.
         self._undo.close()
 
     def refresh(self) -> None:
-        """Draw the present state in place of the last one."""
+        """Replace the drawing by the present state."""
         with self._lock:
             if not self.started or self._stopped or not (self._visible or self._in_foreground()):
                 return
@@ -151,13 +151,13 @@ class Display(RenderHook):
             self._console.print(Control())
 
     def hide(self) -> None:
-        """Erase it and leave the terminal as a shell wants it; as `show` and `resized`, from another thread."""
+        """Erase the drawing and restore the terminal; like `show` and `resized`, called from another thread."""
         with self._lock:
             self._stopped = True
             self._vanish()
 
     def show(self) -> None:
-        """Draw it again at the cursor; what was drawn before may be anywhere."""
+        """Draw again at the cursor; the old drawing may be anywhere."""
         with self._lock:
             self._stopped = self._visible = False
             self.refresh()
@@ -175,17 +175,17 @@ class Display(RenderHook):
         raise NotImplementedError
 
     def draw(self, printed: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
-        """What to print in order to draw, where other parts of the program print this just now."""
+        """The output that draws, combined with this output of other parts of the program."""
         raise NotImplementedError
 
     def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
-        """Called by rich with whatever is printed on the console."""
+        """Called by rich with everything printed on the console."""
         with self._lock:
             return self.draw(renderables) if self._visible else renderables
 
     def _vanish(self) -> None:
         if self._visible:
-            self._visible = False  # what is printed from here on does not draw
+            self._visible = False  # output from here on must not draw
             self.vanish()
             self._console.show_cursor(True)
 
@@ -201,10 +201,10 @@ class Display(RenderHook):
 
 
 class Bottom(Display):
-    """A few lines below all other output; what is printed meanwhile appears above them.
+    """A few lines below all other output, which appears above them.
 
-    A terminal that gets narrower wraps the lines already drawn; they are erased nevertheless. They should be shorter
-    than the terminal is wide, and few: lines that leave the screen cannot be erased.
+    A terminal that gets narrower wraps lines already drawn; they are still erased. Lines should be few and narrower
+    than the terminal, because lines that leave the screen cannot be erased.
     """
 
     def appear(self) -> None:
@@ -219,7 +219,7 @@ class Bottom(Display):
     def _erasing(self) -> Segments:
         width = max(1, self._console.width)
         climb = sum(max(1, -(-cells // width)) for cells in self._lines.widths[:-1])
-        # Whole rows, one by one: erasing a screen from its top on makes tmux keep what was there in its history.
+        # Row by row, because tmux saves a screen erased from its top to its history.
         below = "\x1b[J" if max(self._lines.widths, default=0) > width else ""
         return _control("\r" + below + "\x1b[2K" + "\x1b[1A\x1b[2K" * climb)
 
@@ -238,15 +238,15 @@ class _Lines:
             if number:
                 yield Segment.line()
             yield from line
-        # What the terminal echoes, such as ^C, then begins in the first cell and takes no row of its own.
+        # Echoed input such as ^C then begins in the first cell and takes no extra row.
         yield _control("\r")
 
 
 class FullScreen(Display):
     """A drawing on the terminal's second screen, which most editors use too.
 
-    The first screen with the output so far stays as it is, and whatever happens to the size of the second, every cell
-    of it is drawn again. What is printed meanwhile appears on the first screen at the end.
+    The first screen keeps the output so far. Each drawing covers every cell of the second screen, also after a resize.
+    Other output appears on the first screen at the end.
     """
 
     def appear(self) -> None:
@@ -264,7 +264,7 @@ class FullScreen(Display):
 
 
 class _Screen:
-    """Every cell of the screen, from its upper left corner on."""
+    """Every cell of the screen, from its upper left corner."""
 
     def __init__(self, view: Callable[[], RenderableType]) -> None:
         self._view = view
@@ -272,7 +272,7 @@ class _Screen:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width, height = options.size
         lines = console.render_lines(self._view(), options, pad=False)[:height]
-        # A line drawn for a terminal that has just become narrower must not wrap and push the others out.
+        # Lines must not wrap and push others out if the terminal has just become narrower.
         yield _control("\x1b[?7l\x1b[H")
         for number, line in enumerate(lines):
             if number:

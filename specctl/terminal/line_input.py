@@ -1,4 +1,4 @@
-"""Lines from a person at a terminal: editing, history, and lines that go on in the next."""
+"""Lines from a person at a terminal: editing, history, and continuation lines."""
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -9,7 +9,7 @@ _FIRST, _NEXT = "> ", ". "
 
 
 def joined(lines: Iterable[str]) -> Iterator[str]:
-    """Lines, each joined with those after it for as long as it ends in a backslash."""
+    """Join each line that ends in a backslash with the next one."""
     parts: list[str] = []
     for line in lines:
         parts.append(line.removesuffix(CONTINUES))
@@ -21,7 +21,7 @@ def joined(lines: Iterable[str]) -> Iterator[str]:
 
 
 class LineInput:
-    """Asks for lines on the terminal, with line editing, history and pasting of several lines where there is readline.
+    """Asks for lines on the terminal; with readline also line editing, history and pasting of several lines.
 
     Args:
         words: completed by the Tab key at the start of a line.
@@ -31,7 +31,7 @@ class LineInput:
         self._edits = sys.stdout.isatty() and _prepare_readline(list(words))
 
     def ask(self) -> str:
-        """The next whole input; raises EOFError at the end, and KeyboardInterrupt, which drops a begun input."""
+        """The next complete input; raises EOFError at the end, and KeyboardInterrupt, which discards partial input."""
         return next(joined(self._lines()))
 
     def _lines(self) -> Iterator[str]:
@@ -52,7 +52,7 @@ class LineInput:
 
 
 def _prepare_readline(words: list[str]) -> bool:
-    """Set readline up for `input`; whether there is one."""
+    """Set readline up for `input`; returns whether readline exists."""
     try:
         import readline
     except ImportError:
@@ -76,9 +76,9 @@ def _completer(words: list[str]) -> Callable[[str, int], str | None]:
 
 @contextmanager
 def unechoed() -> Iterator[None]:
-    """Show nothing of what is typed while the block runs; it stays in the terminal for the next read.
+    """Hide typed characters while the block runs; they stay in the terminal for the next read.
 
-    Even the ``^C`` of an interrupt would move the cursor, and a display could then not be erased completely.
+    Even the echoed ``^C`` of an interrupt moves the cursor, and a display could not be erased completely.
     """
     try:
         import termios

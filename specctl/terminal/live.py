@@ -1,4 +1,4 @@
-"""The live view of one or several texts: text coloured by origin, the last rounds, the running figures."""
+"""The live view of one or several texts: text coloured by origin, the last rounds, and running figures."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -97,7 +97,7 @@ def flow(figures: Iterable[Figure], width: int) -> list[Text]:
 
 
 ACCEPTED, DISCARDED = "█", "▒"
-BARE, MANY = "·", "+"  # In a round's tree, a place without tokens and one with more than nine
+BARE, MANY = "·", "+"  # In a round's tree, a cell for no tokens and one for more than nine
 COLUMN_WIDTH = 64  # Least width of a column of rounds, in cells, where there are several columns
 _LABEL_WIDTH = len(" 40/40 max_draft")
 
@@ -115,9 +115,9 @@ def strip(rounds: Sequence[Round], rows: int, width: int) -> list[Text]:
 
 
 def bar(round_: Round, scale: float = 1.0) -> Text:
-    """One cell per drafted token times ``scale``; in a hierarchy gaps separate the tokens of inner rounds.
+    """A bar with ``scale`` cells per drafted token; in a hierarchy gaps separate the tokens of inner rounds.
 
-    Tokens that a lookup copied after a model's follow another gap, in another colour.
+    After another gap follow tokens that a lookup copied, in another colour.
     """
     length = max(1, round(round_.drafted * scale)) if round_.drafted else 0
     whole = round_.accepted == round_.drafted
@@ -137,7 +137,7 @@ def bar(round_: Round, scale: float = 1.0) -> Text:
 
 
 def tree(round_: Round) -> Text:
-    """How many tokens a tree has at each level, one cell each; levels on the accepted path stand out."""
+    """The number of a tree's tokens at each level, one cell each; levels on the accepted path stand out."""
     marks = Text()
     for place, nodes in enumerate(round_.tree):
         mark = BARE if not nodes else str(nodes) if nodes < 10 else MANY
@@ -178,9 +178,9 @@ KEPT_CHARS = 8192
 
 
 class Origin(StrEnum):
-    """Where a piece of the generated text comes from; text of a target without a draft counts as bonus.
+    """The origin of a piece of generated text; text of a target without a draft counts as bonus.
 
-    Copied text was accepted too: of a lookup that drafts in turn with a model.
+    Copied text is accepted text from a lookup that drafts in turn with a model.
     """
 
     ACCEPTED = "accepted"
@@ -189,7 +189,7 @@ class Origin(StrEnum):
     BONUS = "bonus"
 
 
-# Each differs from the others without colour too, for NO_COLOR.
+# Distinct without colour too, for NO_COLOR.
 ORIGIN_STYLES = {
     Origin.ACCEPTED: "green",
     Origin.COPIED: "italic blue",
@@ -200,7 +200,7 @@ ORIGIN_STYLES = {
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The text that a group of newly emitted tokens of one origin added; may be empty."""
+    """The text added by a group of new tokens of one origin; may be empty."""
 
     text: str
     origin: Origin
@@ -209,8 +209,8 @@ class Piece:
 class TextTail:
     """The last lines of a text that only grows.
 
-    Each finished line is laid out and rendered once, so that adding and drawing cost the same however long the text is.
-    Lines further back than a screen are dropped.
+    Each finished line is laid out and rendered once, so the cost does not grow with the text. Lines further back than a
+    screen are dropped.
 
     Args:
         prompt: text before the generated text; drawn dim.
@@ -250,7 +250,7 @@ class TextTail:
                 self._break_lines(console)
 
     def _break_lines(self, console: Console) -> None:
-        # The length counts too: zero-width characters would otherwise pile up on a line without end.
+        # The length counts too, because zero-width characters would otherwise make lines endless.
         limit = 4 * self._width
         while len(self._open) > limit or cell_len(self._open.plain) > self._width:
             line, self._open = self._open.divide([_break_position(self._open.plain[:limit], self._width)])
@@ -270,18 +270,18 @@ def _break_position(text: str, width: int) -> int:
 
 
 KEPT_ROUNDS = 64
-FIGURES_WIDTH = 36  # Cells of the figures' column where it is next to the strip
+FIGURES_WIDTH = 36  # Width of the figures' column next to the strip, in cells
 _FRAME = 4
 _SIDE_BY_SIDE = (72, 14)
 _SMALLEST_FRAMED = (12, 5)
 _MOST_BARS = 5
-_LEAST_TEXT = 5  # Rows that a column of figures must leave for text and rule
+_LEAST_TEXT = 5  # Rows that the figures' column must leave for text and rule
 _GAP = "   "
 
 
-_KEPT = 400  # Characters of a text that its line may show, or of a prompt that are shown before its completion
+_KEPT = 400  # Most characters of a text on its line, or of a prompt before its completion
 _SEEN = 2.0  # Seconds below which a panel was too short to read
-_LAST_ROUNDS = 5  # How many rounds are shown below the figures of such a panel
+_LAST_ROUNDS = 5  # Number of rounds shown below the figures of such a panel
 _FINISHED = {
     FinishReason.STOP: "stop (end of sequence or stop string)",
     FinishReason.LENGTH: "length (token limit reached)",
@@ -300,8 +300,8 @@ class ShownText:
         prompt: the text that is continued.
 
     Attributes:
-        tokens: how many it has.
-        below: rows of the screen that are left to others.
+        tokens: number of its tokens.
+        below: screen rows left for other texts.
     """
 
     def __init__(self, view: "LiveView", name: str, prompt: str) -> None:
@@ -325,13 +325,13 @@ class ShownText:
         self._arrived.append((round_, tuple(pieces)))
 
     def line(self, width: int) -> Text:
-        """What is shown of it while another one is the oldest: the end of what it has."""
+        """Its line while another text is the oldest: the end of its text."""
         start = f"{self.name:>6} {self.tokens:>5} tokens  "
         room, end = max(1, width - len(start)), one_line(self._end)
         return Text.assemble((start, "dim"), end if len(end) <= room else f"…{end[1 - room :]}")
 
     def finish(self, completion: Completion | None) -> None:
-        """Print the summary of the whole generation, or of what an interrupt left of it, once nothing is drawn."""
+        """Print the summary of the generation, complete or interrupted, once the drawing is erased."""
         console = self._view.console
         if not console.is_terminal:
             return
@@ -350,7 +350,7 @@ class ShownText:
             figures.append(Figure("first tokens after", f"{completion.first_token_seconds:.2f} s"))
             figures.append(Figure("total", f"{completion.total_seconds:.2f} s"))
         figures.append(Figure("finished", _FINISHED[reason]))
-        # The last rounds of a panel that was drawn only for a moment stay to be read.
+        # A panel shown only for a moment leaves its last rounds on the screen.
         last = strip(rounds, _LAST_ROUNDS, console.width) if monotonic() - self._view.began < _SEEN else []
         for line in (self._view.heading, *flow(figures, console.width), *last):
             console.print(line, no_wrap=True, overflow="ellipsis", highlight=False)
@@ -403,7 +403,7 @@ def _block(lines: Sequence[Sequence[Segment]]) -> Segments:
 
 
 def _legend(metrics: Metrics) -> Text:
-    """The origins that there are; copies next to a model's draft are rare."""
+    """The possible origins; copies next to a model's draft are rare."""
     return Text(" · ", style="dim").join(
         Text(origin.value, style=f"not dim {ORIGIN_STYLES[origin]}")
         for origin in Origin
@@ -412,10 +412,10 @@ def _legend(metrics: Metrics) -> Text:
 
 
 class LiveView:
-    """The oldest text as a panel and, where there are several, a line for each other one and the speed of all.
+    """The oldest text as a panel; with several texts, a line for each other one and the total speed.
 
     It is drawn while a text is shown, and in a ``with`` block also while it waits for texts. It disappears afterwards,
-    so that it cannot mix with text written to standard output. On a console that is not a terminal nothing is drawn.
+    so that it cannot mix with text on standard output. Nothing is drawn unless the console is a terminal.
 
     Args:
         console: draws; should write to standard error.
@@ -424,7 +424,7 @@ class LiveView:
         max_new_tokens: the token limit of each text.
 
     Attributes:
-        tokens: of all texts so far, but for those that were given up.
+        tokens: of all texts so far, except abandoned ones.
     """
 
     def __init__(self, console: Console, title: str, policy: str, max_new_tokens: int) -> None:
@@ -464,7 +464,7 @@ class LiveView:
         try:
             yield shown
         except BaseException:
-            self.tokens -= shown.tokens  # it begins again when there is room, or has failed
+            self.tokens -= shown.tokens  # it restarts when there is room, or has failed
             raise
         finally:
             if len(self._texts) == 1 and not self._stays:
@@ -492,9 +492,7 @@ class LiveView:
 
 
 def recall(console: Console, prompt: str, layout: WordWrap) -> None:
-    """Write the end of a continued text on a terminal, without a line break: its completion comes next, laid out with
-    it.
-    """
+    """Write the end of a prompt on a terminal, without a line break, so that its completion follows."""
     if console.is_terminal:
         end = prompt if len(prompt) <= _KEPT else f"…{prompt[-_KEPT:]}"
         laid = layout.laid_out(printable(end)) + layout.rest()

@@ -1,4 +1,4 @@
-"""Text on standard output and messages on standard error, without anything that a terminal would obey."""
+"""Text on standard output and messages on standard error, without terminal control sequences."""
 
 import os
 import re
@@ -13,19 +13,19 @@ from specctl.outputs import Sink
 from specctl.printable import escaped, harmless, printable
 
 _PARTS = re.compile(r"\n|[^\S\n]+|\S+")
-_NARROWEST = 20  # Columns below which a terminal breaks lines as it likes
+_NARROWEST = 20  # Width below which wrapping is left to the terminal
 
 
 def wrapped(sink: Sink) -> Sink:
-    """The sink, or where it is a terminal one that breaks lines between words."""
+    """The sink itself, or for a terminal a sink that breaks lines between words."""
     return WordWrap(sink) if sink.isatty() else sink
 
 
 class WordWrap:
-    """A sink that writes a line feed for the space at which a line would leave the terminal's width.
+    """A sink that replaces a space by a line feed where a line would exceed the terminal's width.
 
-    The last word of what was written is held back until it has an end, or until `end`: the next token may go on with
-    it. A word that is wider than the terminal is left to the terminal.
+    The last word is held back until it is complete, or until `end`, because the next token may continue it. The
+    terminal breaks words wider than itself.
 
     Args:
         sink: a terminal.
@@ -40,7 +40,7 @@ class WordWrap:
         return True
 
     def flush(self) -> None:
-        """Write what can be written; the last word may still be growing."""
+        """Flush the sink; the last word, which may still grow, is held back."""
         self._sink.flush()
 
     def write(self, text: str) -> int:
@@ -53,7 +53,7 @@ class WordWrap:
         self._sink.flush()
 
     def laid_out(self, text: str) -> str:
-        """What a terminal gets for more text."""
+        """The output for more text."""
         width = shutil.get_terminal_size().columns
         laid: list[str] = []
         for part in _PARTS.findall(harmless(text)):
@@ -68,14 +68,14 @@ class WordWrap:
         return "".join(laid)
 
     def rest(self) -> str:
-        """The last word, which has then ended, and the text after it."""
+        """The last word, which then counts as complete, and the text after it."""
         told = self._placed(shutil.get_terminal_size().columns) + self._space
         self._column += cell_len(self._space)
         self._space = ""
         return told
 
     def _placed(self, width: int) -> str:
-        """The word that has ended, after its space or on a line of its own."""
+        """The completed word, after its space or on a new line."""
         if not self._word:
             return ""
         space, word = self._space, self._word
@@ -93,7 +93,7 @@ _JOINED = "\N{NO-BREAK SPACE}"
 
 
 def write_text(sink: Sink, text: str) -> None:
-    """Write text that may come from a model or a file: cleaned for a terminal, as it is into a file or a pipe."""
+    """Write text that may come from a model or a file; cleaned for a terminal, unchanged for a file or a pipe."""
     sink.write(harmless(text) if sink.isatty() else text)
 
 
@@ -104,15 +104,15 @@ def write_out(text: str) -> None:
 
 
 def write_sentence(text: str) -> None:
-    """`write_out` of one line, which a terminal gets broken between words, never within a number and its interval."""
+    """`write_out` for one line; for a terminal broken between words, never within a number and its interval."""
     broken = sys.stdout is not None and sys.stdout.isatty()
     write_out(_wrapped(text) if broken else text)
 
 
 def write_json(document: str) -> None:
-    """`write_out` for a JSON document, in which a terminal gets escapes, so that it stays the same document.
+    """`write_out` for a JSON document; a terminal receives JSON escapes, which keep its meaning.
 
-    So does anything else if the document has no UTF-8 form: the name of a file need not be text.
+    The same escapes are used everywhere if the document is not valid UTF-8, for example because of a file name.
     """
     if sys.stdout is not None:
         sys.stdout.write((escaped(document) if sys.stdout.isatty() or not _is_text(document) else document) + "\n")
@@ -127,7 +127,7 @@ def _is_text(document: str) -> bool:
 
 
 def print_message(text: str, label: str = "", style: str = "") -> None:
-    """Write a message to standard error, cleaned even if it is a file: logs are read in terminals.
+    """Write a message to standard error, cleaned even for a file, because logs are read in terminals.
 
     Args:
         text: one or several lines.

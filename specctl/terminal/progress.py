@@ -23,8 +23,8 @@ from rich.text import Text
 from specctl.printable import one_line, printable
 from specctl.terminal.display import Bottom
 
-PATIENCE = 10.0  # Seconds that work may take before the first line, without --progress
-INTERVAL = 5.0  # Least seconds between two lines
+PATIENCE = 10.0  # Seconds until the first line, without --progress
+INTERVAL = 5.0  # Least number of seconds between two lines
 SHARE = 50  # A line at most each time that work has gone on for 1/50 of its time: a long run fills no log
 
 
@@ -40,9 +40,9 @@ class Count:
     """Counted work, with its speed and the time left."""
 
     what: str  # plural of the counted things
-    total: int | None  # their number; None if unknown
-    done: int = 0  # how many are finished
-    earlier: int = field(init=False)  # how many of them an earlier run finished; they do not count for the speed
+    total: int | None  # total number; None if unknown
+    done: int = 0  # number finished
+    earlier: int = field(init=False)  # number finished by an earlier run, excluded from the speed
     tokens: int = 0  # tokens generated so far
     began: float = field(default_factory=monotonic)  # when the work began, in seconds of a monotonic clock
 
@@ -79,7 +79,7 @@ class ProgressLines:
     """Writes a line with the elapsed time every few seconds while a block runs.
 
     Args:
-        console: where to; its quietness is respected.
+        console: where lines are printed, unless it is quiet.
         patience: seconds from now until the first line.
     """
 
@@ -90,7 +90,7 @@ class ProgressLines:
 
     @contextmanager
     def during(self, state: Callable[[], object]) -> Iterator[None]:
-        """Write lines that end in ``state()``; it is called by another thread."""
+        """Write lines that end in ``state()``, which another thread calls."""
         ended = Event()
         thread = Thread(target=self._write_lines, args=(state, ended), name="progress lines", daemon=True)
         thread.start()
@@ -121,7 +121,7 @@ def note(console: Console, text: str) -> None:
 def resumable(
     console: Console, path: object | None, how: str = "the same command with --resume continues"
 ) -> Iterator[None]:
-    """Report after an interrupt of the block that finished work is in ``path``, if any, and ``how`` to continue."""
+    """If the block is interrupted, report that finished work is in ``path``, if any, and ``how`` to continue."""
     try:
         yield
     except KeyboardInterrupt:
@@ -204,7 +204,7 @@ class _Elapsed(TimeElapsedColumn):
 
 
 class _Told(ProgressColumn):
-    """What a function returns now."""
+    """The present value of a function."""
 
     def __init__(self, say: Callable[[], str]) -> None:
         super().__init__(Column(no_wrap=True))

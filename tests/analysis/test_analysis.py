@@ -335,7 +335,7 @@ def test_the_levels_of_trees_are_not_analysed(tmp_path: Path) -> None:
 
 
 def test_traces_without_anything_to_analyse(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no drafted token"):
+    with pytest.raises(UsageError, match="no draft token"):
         read_traces([written(tmp_path / "a.jsonl", [(0, [])])])
     with pytest.raises(UsageError, match="cannot read"):
         read_traces([tmp_path / "nowhere.jsonl"])

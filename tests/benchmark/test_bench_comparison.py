@@ -122,7 +122,7 @@ def test_one_prompt_has_no_interval() -> None:
     found = compared(results(some_runs("a")), results(some_runs("a", slower=0.5)))
     assert (
         found.candidates[1].verdict
-        == "svip: one prompt cannot tell which is faster, B at 1.84x (only 1 prompt) of A; texts identical"
+        == "svip: one prompt cannot show which is faster, B at 1.84x (only 1 prompt) of A; texts identical"
     )
     assert found.none_differs is None
 

@@ -78,7 +78,7 @@ def test_a_file_cut_off_in_mid_prompt_still_gives_tables(tmp_path: Path) -> None
     speed = titled(read_results(path), "Speed")
     assert [row[2] for row in speed.rows] == ["1", "1", "1"], "of the second prompt a candidate is missing"
     assert speed.rows[2][5] == "1.90"
-    assert speed.note.endswith("Stopped after 5 of 12 runs, of which the 3 in complete rounds count.")
+    assert speed.note.endswith("Stopped after 5 of 12 runs (only the 3 in complete rounds count).")
 
 
 def test_rounds_without_a_failed_peer_are_complete() -> None:

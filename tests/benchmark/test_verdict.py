@@ -95,7 +95,7 @@ def test_a_difference_that_is_small_on_every_prompt_is_no_chance() -> None:
 
 def test_one_prompt_names_no_winner() -> None:
     assert said(run_set(CANDIDATES, some_runs("a"))).startswith(
-        "verdict: one prompt cannot tell who is fastest: hf 1.90x (only 1 prompt), svip 1.61x (only 1 "
+        "verdict: one prompt cannot show which is fastest: hf 1.90x (only 1 prompt), svip 1.61x (only 1 "
         "prompt), none 1.00x; "
     )
 
@@ -119,4 +119,4 @@ def test_a_difference_in_an_incomplete_round_is_told_too() -> None:
     noted = Difference(turn=0, position=4, expected=11, found=12, gap=0.5)
     runs = [*some_runs("a"), plain_run("b", 9), drafted_run("svip", "b", ROUNDS, difference=noted)]
     line = said(run_set(CANDIDATES, runs, prompts=4))
-    assert "; GREEDY OUTPUT DIFFERS in 1 of 3 runs; stopped after 5 of 12 runs, of which the 3 in complete" in line
+    assert "; GREEDY OUTPUT DIFFERS in 1 of 3 runs; stopped after 5 of 12 runs (only the 3 in complete" in line

@@ -95,7 +95,7 @@ def test_a_heads_examples_are_the_same(folder: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", [("calibrate",), ("train-head", "-o", "head", "-i", "in.jsonl")])
 def test_replicas_and_rows_exclude_each_other(command: tuple[str, ...]) -> None:
-    with pytest.raises(UsageError, match="--batch is for texts of one process"):
+    with pytest.raises(UsageError, match="--batch works only in one process"):
         invoke(*command, "--workers", 2, "--batch", 2)
     with pytest.raises(UsageError, match="--batch needs a number or auto, not 0"):
         invoke(*command, "--workers", 2, "--batch", 0)

@@ -274,7 +274,7 @@ def test_an_interrupt_shows_the_rounds_that_are_complete(prompts, monkeypatch):
 
     monkeypatch.setattr("specctl.benchmark.progress.BenchProgress.add", interrupt)
     found = bench("-i", prompts, "-n", "4", "--policy", "svip", "--policy", "constant", code=130)
-    assert "Stopped after 4 of 12 runs, of which the 3 in complete rounds count." in found.stdout
+    assert "Stopped after 4 of 12 runs (only the 3 in complete rounds count)." in found.stdout
     last = found.stdout.splitlines()[-1]
-    assert last.endswith("; stopped after 4 of 12 runs, of which the 3 in complete rounds count")
+    assert last.endswith("; stopped after 4 of 12 runs (only the 3 in complete rounds count)")
     assert "interrupted" in found.stderr

@@ -195,7 +195,7 @@ def test_ctrl_c_in_the_live_runs_keeps_what_was_computed(folder, tmp_path, monke
     asked = ("--from", folder / "trace.jsonl", "--policy", "svip", "--grid", "paper", "-n", 16)
     files = ("-o", tmp_path / "own.toml", "--report", tmp_path / "report")
     shown = calibrate(*asked, *files, code=130)
-    how, said = ("measured", "after 1 of 2 prompts") if prompts else ("predicted", "before any prompt was run")
+    how, said = ("measured", "after 1 of 2 prompts") if prompts else ("predicted", "before any prompt had run")
     assert f": {how} " in shown.stdout.splitlines()[-1], "whether a draft pays here or not"
     assert f"warning: live runs were interrupted {said}" in shown.stderr
     assert tomllib.loads((tmp_path / "own.toml").read_text("utf-8"))["provenance"]["left_out"] == 0
@@ -406,7 +406,7 @@ def test_every_head_of_a_folder_gets_its_best_threshold(hierarchy, sweep, tmp_pa
     ("arguments", "message"),
     [
         (["--head", "{empty}"], "holds no head"),
-        (["-p", "embedded-hsddw", "--head", "{sweep}"], "for one draft"),
+        (["-p", "embedded-hsddw", "--head", "{sweep}"], "with one draft"),
         (["--head", "{sweep}", "--from", "{trace}"], "recorded without the head"),
     ],
 )
@@ -448,8 +448,8 @@ def test_drafts_of_several_profiles_side_by_side(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--against", "embedded-hsddw", "--trace", "t.jsonl"], "goes with neither"),
-        (["--against", "embedded-hsddw", "--from", "t.jsonl"], "goes with neither"),
+        (["--against", "embedded-hsddw", "--trace", "t.jsonl"], "cannot be combined with"),
+        (["--against", "embedded-hsddw", "--from", "t.jsonl"], "cannot be combined with"),
         (["--against", "embedded"], "named twice"),
         (["--against", "qwen14b-svip"], "different models"),
     ],

@@ -83,19 +83,19 @@ def test_sampled_texts_are_read_as_each_engine_keeps_tokens(prompts):
     ("arguments", "message"),
     [
         (["--export", "vlm"], "did you mean 'vllm'"),
-        (["--export", "ollama"], "cannot be handed a target and a draft"),
+        (["--export", "ollama"], "cannot run a target with a draft"),
         (["--export", "openvino", "-t", "1"], "cannot be replayed"),
         (["--export", "vllm", "-p", "embedded-eagle3"], "a model of its own"),
         (["--export", "vllm", "-p", "embedded-eagle3"], "--export sglang"),
         (["--export", "sglang", "-p", "embedded-dspark"], "no settings for sglang are written for dspark heads"),
         (["--export", "sglang", "-p", "embedded-eagle3", "-t", "1"], "greedy decoding"),
-        (["--export", "vllm", "-p", "embedded-hsddw"], "one draft model"),
+        (["--export", "vllm", "-p", "embedded-hsddw"], "works with one draft"),
         (["--export", "vllm", "--costs", "1"], "DRAFT_MS,TARGET_MS"),
         (["--export", "vllm", "--costs", "1,0"], "DRAFT_MS,TARGET_MS"),
         (["--export", "vllm", "--costs", "1,2,3,4,5"], "DRAFT_MS,TARGET_MS"),
-        (["--export", "vllm", "--costs", "1,9", "--costs", "1:1,10"], "--costs 1:1,10: those for one text are given"),
+        (["--export", "vllm", "--costs", "1,9", "--costs", "1:1,10"], "1:1,10: costs for one text are already given"),
         (["--costs", "1,10"], "name it with --export"),
-        (["--against", "embedded-eagle3", "--export", "vllm"], "--against goes with neither"),
+        (["--against", "embedded-eagle3", "--export", "vllm"], "--against cannot be combined with"),
     ],
 )
 def test_what_cannot_be_exported_is_said_before_a_model_is_loaded(arguments, message, monkeypatch):

@@ -349,7 +349,7 @@ def test_memory_that_makes_no_sense_is_an_error(said: str, why: str) -> None:
 
 def test_memory_goes_with_nothing_that_needs_this_machine() -> None:
     for flag in ("--run", "--find-draft"):
-        with pytest.raises(UsageError, match=f"is not here, and {flag} needs this one"):
+        with pytest.raises(UsageError, match=f"describes another machine, and {flag} needs this one"):
             CliRunner().invoke(app, ["--memory", "cuda:0=24GiB", flag], catch_exceptions=False)
     with pytest.raises(UsageError, match="is described twice"):
         described(["cuda:0=1GiB", "cuda:0=2GiB"])

@@ -132,7 +132,7 @@ def test_the_hub_is_asked_for_models_made_from_the_target(online: Any, monkeypat
     [
         (["--find-draft", "--draft", "x"], "--draft is about a pair"),
         (["--find-draft", "--run"], "--run is about a pair"),
-        (["--in", "."], "--in names folders for --find-draft"),
+        (["--in", "."], "--in needs --find-draft"),
         (["--find-draft", "--in", "nowhere"], "there is no such folder"),
     ],
 )

@@ -250,7 +250,7 @@ def test_a_prompt_that_is_no_text_is_an_error(specctl):
         ([PROMPT, "-i", "in.jsonl"], "use either"),
         ([PROMPT, "--resume", "-o", "out"], "--resume works only with records"),
         (["-i", "in.jsonl", "--resume"], "--output FILE"),
-        (["-i", "in.jsonl", "-o", "new", "--anyway"], "--anyway says how --resume goes on"),
+        (["-i", "in.jsonl", "-o", "new", "--anyway"], "--anyway needs --resume"),
         (["-i", "in.jsonl", "--json"], "leave it out"),
         ([PROMPT, "--rounds"], "add --json"),
         ([PROMPT, "--token-ids"], "add --json"),

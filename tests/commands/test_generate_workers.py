@@ -178,8 +178,8 @@ def test_a_pair_that_cannot_be_loaded_ends_the_command_as_ever(tmp_path):
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["a prompt", "--workers", "2"], "replicas answer records, and a PROMPT is shown by one process"),
-        (["-i", "in.jsonl", "--live", "--workers", "2"], "replicas answer records, and --live"),
+        (["a prompt", "--workers", "2"], "replicas answer only records, and a PROMPT needs one process"),
+        (["-i", "in.jsonl", "--live", "--workers", "2"], "replicas answer only records, and --live"),
         (["-i", "in.jsonl", "--workers", "0"], "--workers needs a number or auto, not 0"),
         (["-i", "in.jsonl", "--workers", "many"], "--workers needs a number or auto, not many"),
         (["-i", "in.jsonl", "--workers", "2", "--keep-warm", "30m"], "--keep-warm needs a cluster"),

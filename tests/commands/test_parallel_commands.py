@@ -43,7 +43,7 @@ def test_models_on_one_device_are_refused_before_anything_is_written(tmp_path):
 
 
 def test_calibrate_has_nothing_to_choose():
-    with pytest.raises(UsageError, match="no policy stops a draft in parallel") as caught:
+    with pytest.raises(UsageError, match="drafting in parallel uses no stopping policy") as caught:
         invoke("calibrate", *FORCED)
     assert "--set draft.parallel=false" in caught.value.hint
 

@@ -131,5 +131,5 @@ def test_examples_of_one_kind_are_not_for_the_other(folder: Path, whole: tuple[P
 
 @pytest.mark.parametrize("flags", [["--depth", "1"], ["--mix", "0.2"], ["--signals"], ["--sweep"]])
 def test_what_belongs_to_hidden_states_is_an_error(folder: Path, flags: list[str]) -> None:
-    with pytest.raises(UsageError, match=f"{flags[0]} is for heads on hidden states"):
+    with pytest.raises(UsageError, match=f"{flags[0]} needs a head on hidden states"):
         invoke(*options(folder, "new", "-i", str(folder / "prompts.jsonl"), "--kind", "disco", *flags))

@@ -168,11 +168,11 @@ def test_answers_of_another_target_are_an_error(folder: Path) -> None:
         ("eagle3", ["--answers", "nowhere"], "holds no training data of specctl train-draft"),
         ("eagle3", ["--lr", "0", "-i", "prompts.jsonl"], "--lr must be more than 0"),
         ("eagle3", ["-i", "nowhere.jsonl"], "cannot read nowhere.jsonl"),
-        ("eagle3", ["--anchors", "4", "-i", "prompts.jsonl"], "--anchors has no meaning for --kind eagle3"),
-        ("eagle1", ["--steps", "4", "-i", "prompts.jsonl"], "--steps has no meaning for --kind eagle1"),
-        ("glide", ["--anchors", "4", "-i", "x"], "--anchors has no meaning for --kind glide"),
-        ("mtp", ["--depth", "2", "-i", "x"], "--depth has no meaning for --kind mtp"),
-        ("dspark", ["--draft-vocabulary", "9", "-i", "x"], "--draft-vocabulary has no meaning for --kind dspark"),
+        ("eagle3", ["--anchors", "4", "-i", "prompts.jsonl"], "--anchors does not apply to --kind eagle3"),
+        ("eagle1", ["--steps", "4", "-i", "prompts.jsonl"], "--steps does not apply to --kind eagle1"),
+        ("glide", ["--anchors", "4", "-i", "x"], "--anchors does not apply to --kind glide"),
+        ("mtp", ["--depth", "2", "-i", "x"], "--depth does not apply to --kind mtp"),
+        ("dspark", ["--draft-vocabulary", "9", "-i", "x"], "--draft-vocabulary does not apply to --kind dspark"),
     ],
 )
 def test_invalid_options(folder: Path, tmp_path: Path, kind: str, arguments: list[str], message: str) -> None:

@@ -191,7 +191,7 @@ def test_an_interrupt_shows_what_was_finished(tmp_path: Path, monkeypatch: pytes
 
 def test_what_cannot_be_asked() -> None:
     for flags, what in (
-        (["bench", "--concurrency", 2], "--concurrency is about a server"),
+        (["bench", "--concurrency", 2], "--concurrency applies only to a server"),
         (
             ["bench", "--url", "http://x", "--policy", "svip", "--oracle"],
             "--url measures a server, so --policy, --oracle",
