@@ -130,8 +130,8 @@ def test_the_hub_is_asked_for_models_made_from_the_target(online: Any, monkeypat
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--find-draft", "--draft", "x"], "--draft is about a pair"),
-        (["--find-draft", "--run"], "--run is about a pair"),
+        (["--find-draft", "--draft", "x"], "--draft needs a pair"),
+        (["--find-draft", "--run"], "--run needs a pair"),
         (["--in", "."], "--in needs --find-draft"),
         (["--find-draft", "--in", "nowhere"], "there is no such folder"),
     ],
