@@ -1,4 +1,4 @@
-"""Models whose files are not on this machine: what they are, how large, and how they get here."""
+"""Models whose files are missing: their names, their sizes, and how to get them."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -14,10 +14,9 @@ _BYTES = 2  # Bytes of a weight in 16 bits, as most of the hub's models are stor
 
 
 def absence(tables: Sequence[tuple[str, ModelTable]], here: Iterable[str]) -> AbsentError:
-    """One error about all models of a profile that are not here, with how to get them.
+    """One error about all missing models of a profile, with instructions to get them.
 
-    ``tables`` are key and table of every model, at least one of which is absent; ``here`` are names of the machine's
-    devices.
+    ``tables`` are key and table of every model; at least one model is absent. ``here`` are the machine's device names.
     """
     found: dict[str, tuple[str, str]] = {}
     gated: list[str] = []
@@ -30,7 +29,7 @@ def absence(tables: Sequence[tuple[str, ModelTable]], here: Iterable[str]) -> Ab
             gated += [error.hint] if error.gated and error.hint not in gated else []
             found.setdefault(table.model, (error.message, f" (about {size_text(size)})" if size else ""))
         except ModelError:
-            pass  # another problem, reported once this one is solved
+            pass  # a different problem, reported once this one is solved
     lines = [message.replace(repr(model), f"{model!r}{size}", 1) for model, (message, size) in found.items()]
     flags = " ".join(f"--{role} DIR" for role, table in tables[::-1] if table.model in found and "." not in role)
     near = [sentence for model in found if (sentence := similar_models(model).strip())]
@@ -39,10 +38,9 @@ def absence(tables: Sequence[tuple[str, ModelTable]], here: Iterable[str]) -> Ab
 
 
 def bytes_by_name(tables: Iterable[tuple[str, ModelTable]]) -> dict[str, float]:
-    """By key the approximate bytes of a profile's models in 16 bits, as far as their names say.
+    """The approximate bytes of a profile's models in 16 bits, by key, if their names give the size.
 
-    A draft whose name gives the target's size is named after the model that it reads, and is a small head: it is left
-    out.
+    A draft whose name gives the target's size is a small head named after its verifier, so it is left out.
     """
     weights = {key: found for key, table in tables if (found := weights_by_name(table.model)) is not None}
     largest = max(weights.values(), default=None)
@@ -50,7 +48,7 @@ def bytes_by_name(tables: Iterable[tuple[str, ModelTable]]) -> dict[str, float]:
 
 
 def lacking_devices(tables: Sequence[tuple[str, ModelTable]], here: Iterable[str]) -> list[str]:
-    """What to say about devices that the tables ask for and a machine lacks; arguments: see `absence`."""
+    """Sentences about requested devices that a machine lacks; for the arguments see `absence`."""
     hint: list[str] = []
     asked = {name for _, table in tables for name in _asked(table)}
     if lacking := sorted(asked - set(here)):
@@ -64,7 +62,7 @@ def lacking_devices(tables: Sequence[tuple[str, ModelTable]], here: Iterable[str
 
 
 def commands(models: Iterable[str]) -> list[str]:
-    """Lines about how models of the hub get here, and where they are stored."""
+    """Commands to download hub models, and the folder that stores them."""
     from huggingface_hub import constants, get_token
 
     names = list(models)
@@ -79,7 +77,7 @@ def commands(models: Iterable[str]) -> list[str]:
 
 
 def download_note(checkpoint: Checkpoint) -> str | None:
-    """What a user should know before the weights of a model are fetched; None where they are not fetched."""
+    """The notice before a model's weights are downloaded; None if nothing is downloaded."""
     from huggingface_hub import constants
 
     if checkpoint.source != "hub" or checkpoint.has_weights():
@@ -97,9 +95,7 @@ def download_note(checkpoint: Checkpoint) -> str | None:
 
 
 def weights_by_name(name: str) -> float | None:
-    """The number of a model's weights by its name, such as ``7e10`` for ``Meta-Llama-3-70B``; None if that does not
-    say.
-    """
+    """The number of weights in a model's name, such as ``7e10`` for ``Meta-Llama-3-70B``; None if not given."""
     found = _SIZE.search(name.rpartition("/")[2])
     return float(found[1]) * {"b": 1e9, "m": 1e6}[found[2].lower()] if found else None
 
@@ -116,6 +112,6 @@ def size_text(count: float) -> str:
 
 
 def _asked(table: ModelTable) -> set[str]:
-    """The devices, without the CPU, that a table asks for by name or by number of shards."""
+    """The devices except the CPU that a table requests by name or by number of shards."""
     names = set(named_devices(table) or ()) | {f"cuda:{index}" for index in range(table.shards or 0)}
     return names - {"cpu", "disk"}

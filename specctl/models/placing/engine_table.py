@@ -1,4 +1,4 @@
-"""The engines by name, what each says of itself, and which of them runs a model: loading and doctor ask here."""
+"""The engines by name, their descriptions, and the choice of a model's engine, for loading and doctor."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class EagerEngine(Engine):
-    """Any model, with a cache that grows."""
+    """Runs any model, with a growing cache."""
 
     name = "eager"
     does = "runs eagerly"
@@ -39,7 +39,7 @@ class EagerEngine(Engine):
 
 
 class StaticEngine(Engine):
-    """A cache at fixed addresses, so that passes can be compiled."""
+    """Runs over a cache at fixed addresses, so that passes can be compiled."""
 
     name: EngineName = "static"
     does = "runs on the static engine"
@@ -54,7 +54,7 @@ class StaticEngine(Engine):
         return obstacle(model, where)
 
     def unasked(self, model: "PreTrainedModel", where: Where, settings: EngineSettings) -> str | None:
-        """Where passes are compiled."""
+        """Chosen automatically if passes are compiled."""
         if not settings.compiles or where.no_compiler or self.why_not(model, where):
             return None
         return "compile = true" if settings.compile is True else f"auto; for {settings.expected_tokens:,} tokens"
@@ -67,7 +67,7 @@ class StaticEngine(Engine):
 
 
 class GraphEngine(StaticEngine):
-    """As `StaticEngine`, with passes captured as CUDA graphs."""
+    """Like `StaticEngine`, with passes captured as CUDA graphs."""
 
     name = "graph"
     does = "runs on the graph engine"
@@ -109,7 +109,7 @@ class GraphEngine(StaticEngine):
 
 
 class OnnxEngine(Engine):
-    """A model's graph, exported once and run by onnxruntime; torch runs what cannot be exported."""
+    """Runs a model's graph, exported once, with onnxruntime; torch runs models that cannot be exported."""
 
     name = "onnx"
     does = "runs on onnxruntime"
@@ -129,7 +129,7 @@ class OnnxEngine(Engine):
         return obstacle(model, where)
 
     def unasked(self, model: "PreTrainedModel", where: Where, settings: EngineSettings) -> str | None:
-        """For a model on the CPU that it can run, where all that is needed is installed."""
+        """Chosen automatically for a supported model on the CPU, if all required packages are installed."""
         from specctl.models.onnx.engine import LONG_RUN, may_be_faster
 
         if settings.compile is True or not may_be_faster(model, where):
@@ -152,11 +152,11 @@ class OnnxEngine(Engine):
 ENGINES: dict[str, Engine] = {
     engine.name: engine for engine in (OnnxEngine(), GraphEngine(), StaticEngine(), EagerEngine())
 }
-"""In order of preference where no one asked for an engine; the last runs any model."""
+"""In order of preference for an automatic choice; the last runs any model."""
 
 
 def engine_named(name: EngineName) -> Engine:
-    """The engine of that name; for ``auto``, before more is known, the one that runs any model."""
+    """The engine of this name; for ``auto`` the engine that runs any model."""
     return ENGINES["eager" if name == "auto" else name]
 
 
@@ -185,19 +185,19 @@ def chosen(asked: EngineName, model: "PreTrainedModel", where: Where, settings: 
     if not engine.tried:
         return Choice(engine, why or "as set", compiles, tuple(said), asked=True)
     others = [other for other in ENGINES.values() if other is not engine]
-    why = "as set; what it cannot run, torch does, with a note"
+    why = "as set; torch runs what it cannot, with a note"
     return Choice(engine, why, compiles, tuple(said), _unasked(model, where, settings, others), asked=True)
 
 
 def _unasked(model: "PreTrainedModel", where: Where, settings: EngineSettings, offers: Sequence[Engine]) -> Choice:
-    """The first of some engines to take where no one asked for one; the last takes any model."""
+    """The automatic choice among some engines; the last takes any model."""
     engine, *others = offers
     why = engine.unasked(model, where, settings)
     if why is None:
         return _unasked(model, where, settings, others)
     otherwise = _unasked(model, where, settings, others) if engine.tried else None
     said: tuple[str, ...] = ()
-    if settings.compile is True and not engine.compiles(settings):  # of that the person did ask
+    if settings.compile is True and not engine.compiles(settings):  # the user asked for compilation
         obstacle = ENGINES["static"].why_not(model, where)
         said = (f"runs uncompiled: {where.no_compiler}" if obstacle is None else f"{engine.does}: {obstacle}",)
     return Choice(engine, why, engine.compiles(settings), said, otherwise)
@@ -206,14 +206,14 @@ def _unasked(model: "PreTrainedModel", where: Where, settings: EngineSettings, o
 def chosen_for_head(
     asked: EngineName, where: Where, settings: EngineSettings, verifier: Engine | None = None, *, blocks: bool = False
 ) -> Choice:
-    """The engine of a draft head: onnxruntime where that runs its verifier on a CPU, else torch over fixed buffers.
+    """A draft head's engine: onnxruntime if that runs its verifier on a CPU, else torch over fixed buffers.
 
     Args:
         asked: the one that a person asked for.
         where: the head's weights are or will be.
         settings: as a command asks for them.
-        verifier: the engine of the model whose states it reads, as far as that is known.
-        blocks: whether it writes a block in a pass, and so needs no pass for a level of a tree.
+        verifier: its verifier's engine, if known.
+        blocks: whether it drafts a block per pass, and so needs no pass for a tree level.
     """
     graphs = ENGINES["onnx"]
     said: tuple[str, ...] = ()
@@ -227,7 +227,7 @@ def chosen_for_head(
 
 
 def _over_buffers(asked: EngineName, where: Where, settings: EngineSettings) -> Choice:
-    """The engine of a draft head's torch network, whose passes always run over fixed buffers."""
+    """The engine of a draft head's torch network; its passes always run over fixed buffers."""
     beside = ENGINES["graph"] if asked == "auto" else engine_named(asked)
     captured = ENGINES["graph"] if beside.captures and where.device.type == "cuda" else None
     engine = captured or ENGINES["static"]
@@ -241,7 +241,7 @@ def _over_buffers(asked: EngineName, where: Where, settings: EngineSettings) -> 
 
 
 def build_runner(model: "PreTrainedModel", vocabulary: int, name: str, settings: EngineSettings) -> "Slot":
-    """The runner of a model in eval mode, by the engine that the settings ask for, without those that have to be tried.
+    """The runner of a model in eval mode, by the engine in the settings. Engines that must be tried are excluded.
 
     ``vocabulary`` is the pair's shared vocabulary, ``name`` the model's in messages.
     """

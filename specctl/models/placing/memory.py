@@ -1,4 +1,4 @@
-"""Memory that a model needs, and memory of each device, in bytes."""
+"""A model's memory needs, and each device's memory, in bytes."""
 
 import os
 import re
@@ -32,11 +32,11 @@ DRIVERS = {
     "hip": ("kfd", "dxg"),
     "xpu": ("dri/render*", "dxg"),
 }
-"""Device files by kind of accelerator that torch may be built for; ``dxg`` is that of all kinds under Windows."""
+"""Device files by kind of accelerator; ``dxg`` serves all kinds under WSL."""
 
 
 def accelerator() -> "torch.device | None":
-    """The accelerator that torch finds; torch is not imported on a Linux where it would find none."""
+    """The accelerator that torch finds; on Linux torch is not imported if it could find none."""
     if "torch" not in sys.modules and sys.platform == "linux" and not may_be_there():
         return None
     import torch
@@ -45,8 +45,7 @@ def accelerator() -> "torch.device | None":
 
 
 def may_be_there(devices: Path = DEVICES) -> bool:
-    """Whether a Linux has a driver of an accelerator that torch was built for, or a backend of torch in another
-    package.
+    """Whether this Linux has a driver for an accelerator of this torch build, or an external torch backend.
 
     ``devices`` is the folder of device files.
     """
@@ -56,7 +55,7 @@ def may_be_there(devices: Path = DEVICES) -> bool:
     return any(any(devices.glob(name)) for kind in kinds for name in DRIVERS[kind])
 
 
-DESCRIBED = "as --memory describes it"  # The label of a device that is not here
+DESCRIBED = "as --memory describes it"  # The label of a device of another machine
 _DEVICE = re.compile(r"cpu|cuda:(0|[1-9]\d?)")
 
 
@@ -64,20 +63,19 @@ _DEVICE = re.compile(r"cpu|cuda:(0|[1-9]\d?)")
 class Estimate:
     """Memory that a checkpoint needs, estimated before its weights are loaded."""
 
-    parameters: int  # number of weights in the model; in the text model of one that also reads pictures
+    parameters: int  # number of weights; for multimodal models, of the text model
     stored_bytes: int  # size of the weight files
-    stored_dtype: str  # the dtype in the configuration, else of most weights, such as ``bfloat16``
+    stored_dtype: str  # the configuration's dtype, else that of most weights, such as ``bfloat16``
     quantised: bool  # whether the files hold packed weights, whose size does not depend on the dtype
     cached_values: int  # numbers in the KV cache per token over all layers; sliding windows are ignored
-    # how the weights are quantised while they are loaded; None if they are not
+    # quantisation on loading, if any
     quantization: "Quantization | None" = None
-    not_loaded: int = 0  # bytes of the files that belong to other parts of a quantised model than its text model
-    # why the weight headers could not be read, so that sizes are computed from the configuration; None if they were
-    # read
+    not_loaded: int = 0  # bytes in the files outside a quantised multimodal model's text model
+    # why the weight headers could not be read, so that sizes come from the configuration; None if they were read
     unread: ModelError | None = None
 
     def weight_bytes(self, dtype: str) -> int:
-        """Bytes of the loaded weights; those that are not quantised are in ``dtype``."""
+        """Bytes of the loaded weights; unquantised ones are in ``dtype``."""
         if self.quantised:
             return self.stored_bytes - self.not_loaded
         if self.quantization is None:
@@ -103,8 +101,8 @@ class DeviceMemory:
 def device_memory(asked: Collection[str] | None = None) -> list[DeviceMemory]:
     """The accelerators (GPUs) in order, then the CPU.
 
-    ``asked`` are the names of those that matter, None for all: asking a GPU for its memory opens a context there, which
-    takes some hundred MiB and 0.3 s.
+    ``asked`` are the names of relevant devices, None for all. Querying a GPU's memory opens a context, which takes a
+    few hundred MiB and 0.3 s.
     """
     import psutil  # type: ignore[import-untyped]
 
@@ -120,7 +118,7 @@ def device_memory(asked: Collection[str] | None = None) -> list[DeviceMemory]:
     for index in range(torch.accelerator.device_count()):
         if asked is not None and f"{kind}:{index}" not in asked:
             continue
-        # Apple's GPU uses main memory and reports no memory of its own.
+        # Apple's GPU uses main memory and reports none of its own.
         free, total = (ram.available, ram.total) if kind == "mps" else torch.accelerator.get_memory_info(index)
         named = getattr(getattr(torch, kind, None), "get_device_name", None)
         label = f"{kind} device" if named is None else named(index)
@@ -131,10 +129,10 @@ def device_memory(asked: Collection[str] | None = None) -> list[DeviceMemory]:
 
 
 def described(texts: Sequence[str]) -> list[DeviceMemory]:
-    """The devices of a machine that is not here, GPUs first; its CPU is this machine's unless it is described too.
+    """The devices of another machine, GPUs first; its CPU is assumed to be this machine's unless described.
 
-    ``texts`` are like ``cuda:0=24GiB``. Raises UsageError where one has another form, names a device twice, or leaves
-    out a GPU before it.
+    ``texts`` are like ``cuda:0=24GiB``. Raises UsageError if a text has another form, a device is named twice, or a GPU
+    number is skipped.
     """
     from accelerate.utils import convert_file_size_to_int  # type: ignore[import-untyped]
 
@@ -194,7 +192,7 @@ def estimate(
         if config.quantised and config.wraps:
             not_loaded = left_out(whole) * ITEM_BYTES[dtype]  # encoders of pictures are not quantised
         elif headers is not None and parameters > 2 * (held := sum(headers.counts.values())):
-            # Of files that hold tied weights once, at most half is missing.
+            # With tied weights stored once, at most half is missing.
             raise ModelError(
                 f"{checkpoint}: the checkpoint does not match its config.json, whose text model has {parameters:,} "
                 f"weights; the files hold {held:,}.",
@@ -223,24 +221,24 @@ def _meant_dtype(dtype: str | None, headers: WeightHeaders | None) -> str:
 CUDA_CONTEXT = 512 * 1024**2
 """Bytes of a process on a CUDA device for its context and kernels: 300 to 500 MiB, by device and versions."""
 WORKSPACES = 64 * 1024**2
-"""Bytes of one model for cuBLAS's workspaces on its streams (32 MiB each on Hopper, 8 on others)."""
+"""Bytes per model for cuBLAS workspaces of its streams (32 MiB each on Hopper, 8 on others)."""
 
 
 def working_bytes(need: Estimate, dtype: str, tokens: int, engine: Engine, *, on_cuda: bool, first: bool) -> int:
-    """Bytes that a model takes beyond its weights for a text.
+    """Bytes that a model needs for a text besides its weights.
 
     Args:
-        need: of the model.
+        need: the model's estimate.
         dtype: of its cache.
         tokens: in the cache.
         engine: the profile's; ``auto`` is counted as eager.
-        on_cuda: whether it is on a CUDA device; elsewhere the cache is counted alone.
-        first: whether it is the process's first model there, which brings the context along.
+        on_cuda: whether it is on a CUDA device; elsewhere only the cache is counted.
+        first: whether it is the process's first model there, which also needs the CUDA context.
     """
     cache = need.cache_bytes(dtype, tokens)
     if not on_cuda:
         return cache
-    # While buffers grow, those of one layer exist twice, which is little.
+    # While buffers grow, one layer's exist twice, which is negligible.
     chosen = engine_named(engine)
     return int(cache * chosen.spare) + WORKSPACES + CUDA_CONTEXT * first + chosen.kept
 
@@ -255,8 +253,8 @@ _FIELDS = "name,driver_version,memory.total,compute_cap"
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """One card. Its memory in bytes and its compute capability (such as ``8.9``) are None where the driver does not
-    say.
+    """One card. Its memory in bytes and compute capability (such as ``8.9``) are None if the driver does not report
+    them.
     """
 
     name: str
@@ -272,18 +270,18 @@ class Graphics:
     cards: tuple[Card, ...]  # in the driver's order
     torch_version: str  # torch's
     built_for: str | None  # the version of CUDA that torch was built for; None for a build without CUDA
-    architectures: tuple[str, ...] = ()  # what torch has kernels for, such as ``sm_90``; empty where that is not known
+    architectures: tuple[str, ...] = ()  # architectures with kernels in torch, such as ``sm_90``; empty if unknown
     usable: int = 0  # the number of devices that torch sees
     hidden: str | None = None  # CUDA_VISIBLE_DEVICES; None if it is not set
 
     @property
     def oldest_driver(self) -> int | None:
-        """The oldest branch of the driver that runs this build of torch; None without CUDA or if that is not known."""
+        """The oldest driver branch for this build of torch; None without CUDA or if unknown."""
         return None if self.built_for is None else OLDEST_DRIVER.get(int(self.built_for.partition(".")[0]))
 
     @property
     def obstacles(self) -> list[str]:
-        """Why torch cannot use some of the cards, each as a sentence; empty where it can, and without cards."""
+        """Sentences on why torch cannot use some cards; empty if it can use all, or without cards."""
         if not self.cards:
             return []
         if self.built_for is None:
@@ -306,7 +304,7 @@ class Graphics:
         ]
 
     def _has_kernels(self, card: Card) -> bool:
-        """Whether code of the card's own generation is there, or portable code that the driver translates."""
+        """Whether torch has native code for the card's generation, or PTX that the driver compiles."""
         if card.capability is None or not self.architectures:
             return True
         major, minor = map(int, card.capability.split("."))
@@ -356,7 +354,7 @@ def parsed(answer: str) -> tuple[str | None, tuple[Card, ...]]:
 
 
 def nvidia_smi(fields: str) -> str:
-    """The driver's answer for each card, a line for each; empty without a driver that answers.
+    """nvidia-smi's output, one line per card; empty without a working driver.
 
     ``fields`` are those of ``nvidia-smi --query-gpu``.
     """

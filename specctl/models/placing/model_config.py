@@ -1,4 +1,4 @@
-"""A model's configuration: what its files say before a model is made, and whether specctl can run it."""
+"""A model's configuration, read before the model is built, and whether specctl can run it."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -20,10 +20,10 @@ Check = Callable[[Any], bool]
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What configurations of a family may leave out."""
+    """Keys that a family's configuration may omit."""
 
-    ties: bool = False  # whether the output layer is the embeddings where the file does not say
-    # keys that the file must have, because transformers has its own numbers for them
+    ties: bool = False  # the default for tied embeddings
+    # required keys, because transformers has its own defaults for them
     required: tuple[str, ...] = ("num_key_value_heads",)
 
 
@@ -37,7 +37,7 @@ FAMILIES = {
     "gemma2": Family(ties=True, required=("num_key_value_heads", "head_dim", "sliding_window")),
     "gemma3_text": Family(ties=True, required=("num_key_value_heads", "head_dim", "sliding_window")),
 }
-"""By ``model_type``; full or sliding attention in every layer, and a cache that can be rolled back."""
+"""By ``model_type``. These families have full or sliding attention in every layer, and a cache with rollback."""
 REQUIRED = (
     *("architectures", "eos_token_id", "hidden_size", "intermediate_size", "max_position_embeddings", "model_type"),
     *("num_attention_heads", "num_hidden_layers", "vocab_size"),
@@ -50,7 +50,7 @@ ROTATIONS: dict[str, tuple[str, ...]] = {
     "dynamic": ("factor",),
     "llama3": ("factor", "high_freq_factor", "low_freq_factor", "original_max_position_embeddings"),
 }
-"""By name of a rotation of positions the numbers that it must have."""
+"""Required numbers, by type of rotary embedding."""
 
 
 def _of(*kinds: type | None) -> Check:
@@ -152,7 +152,7 @@ _KEYS: dict[str, Check] = {
     "use_sliding_window": _of(bool),
     "vocab_size": _count,
 }
-"""By key the check of its value; a file with other keys is not plain."""
+"""A check of the value, by key; a file with other keys is not plain."""
 _GENERATION: dict[str, Check] = {
     "_from_model_config": _of(bool),
     "bos_token_id": _id,
@@ -171,7 +171,7 @@ _GENERATION: dict[str, Check] = {
 
 
 def is_plain(settings: Mapping[str, Any]) -> bool:
-    """Whether a config.json states everything that transformers would make of it, without a fault."""
+    """Whether a config.json is free of faults and complete without transformers' defaults."""
     if not _all_known(settings, _KEYS) or not all(key in settings for key in REQUIRED):
         return False
     family = FAMILIES[settings["model_type"]]
@@ -191,7 +191,7 @@ def is_plain(settings: Mapping[str, Any]) -> bool:
 
 
 def is_plain_generation(settings: Mapping[str, Any]) -> bool:
-    """Whether a generation_config.json means what it states, without a fault."""
+    """Whether a generation_config.json is free of faults and has its literal meaning."""
     return _all_known(settings, _GENERATION)
 
 
@@ -201,18 +201,18 @@ def _all_known(settings: Mapping[str, Any], checks: Mapping[str, Check]) -> bool
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """What is needed of a checkpoint's configuration before a model is made from it."""
+    """The parts of a checkpoint's configuration needed before the model is built."""
 
-    whole: Any  # transformers' configuration; None for a well-known family, where it was not needed
-    architecture: str  # the class that it names, else its family
-    context: int | None  # the most tokens of a sequence; None where there is no limit
+    whole: Any  # transformers' configuration; None for a well-known family, which does not need it
+    architecture: str  # the class it names, else its family
+    context: int | None  # the longest sequence in tokens; None for no limit
     vocabulary: int  # rows of its embeddings
     hidden_size: int  # width of its states
     ties: bool  # whether the output layer is the embeddings
     eos: int | list[int] | None  # its ``eos_token_id``
     dtype: str | None  # of its weights; None where it names none
     quantised: bool  # whether its weights are packed
-    wraps: bool = False  # whether it is a wrapper around a text decoder, which alone is loaded
+    wraps: bool = False  # whether it wraps a text decoder; only the decoder is loaded
     _cached_values: int | None = None
 
     @property
@@ -222,7 +222,7 @@ class ModelConfig:
 
     @classmethod
     def read(cls, checkpoint: Checkpoint, trust_remote_code: bool = False) -> "ModelConfig":
-        """That of a checkpoint, without transformers for well-known families.
+        """Read a checkpoint's configuration, without transformers for well-known families.
 
         Raises ModelError where its config.json is damaged, or describes a model that transformers does not know.
         """
@@ -232,12 +232,12 @@ class ModelConfig:
         config = load_config(checkpoint, trust_remote_code)
         with explained(
             checkpoint.role, checkpoint.name, by_config=True
-        ):  # configurations of new families may lack what is asked
+        ):  # configurations of new families may lack attributes
             return cls._of(config)
 
     @classmethod
     def _of_file(cls, settings: dict[str, Any]) -> "ModelConfig":
-        """Of the contents of a plain config.json."""
+        """From the contents of a plain config.json."""
         from specctl.models.running.context import extended
 
         heads, hidden = settings["num_attention_heads"], settings["hidden_size"]
@@ -258,12 +258,14 @@ class ModelConfig:
 
     @classmethod
     def _of(cls, config: Any) -> "ModelConfig":
-        """Of transformers' configuration."""
+        """From transformers' configuration."""
         from specctl.models.running.context import context_length
 
         text = config.get_text_config(decoder=True)
         if getattr(text, "vocab_size", None) is None:
-            raise ValueError("Unrecognized configuration class")  # as transformers says of models that write no text
+            raise ValueError(
+                "Unrecognized configuration class"
+            )  # as transformers names models that do not generate text
         ends = config if text_only_class(config) is not None else text
         return cls(
             whole=config,
@@ -280,7 +282,7 @@ class ModelConfig:
 
 
 def _either(config: Any, text: Any, name: str) -> Any:
-    """A setting of a whole model, else of its text decoder."""
+    """A setting of the whole model, else of its text decoder."""
     found = getattr(config, name, None)
     return getattr(text, name, None) if found is None else found
 
@@ -291,7 +293,7 @@ NEEDS_MORE = {
     "shieldgemma2": "it classifies pictures, and transformers reads its weights for nothing else",
     "voxtral_realtime": "it needs sound with every token",
 }
-"""Families whose class in transformers does not run on text alone, by ``model_type``, and why."""
+"""Why a family's class in transformers does not run on text alone, by ``model_type``."""
 
 
 def require_runnable(checkpoint: Checkpoint, trust_remote_code: bool) -> None:
@@ -324,7 +326,7 @@ def generation_config(checkpoint: Checkpoint) -> "GenerationConfig | SimpleNames
     """The contents of a checkpoint's generation_config.json, without transformers for plain ones; None if there is no
     file.
 
-    Raises ModelError where it is damaged: transformers would go on without it, and so without its end of sequence.
+    Raises ModelError if it is damaged: transformers would ignore the file, and so its end-of-sequence ids.
     """
     settings = checkpoint.generation_settings()
     if settings is None:

@@ -1,4 +1,4 @@
-"""Where a model goes: what must be true of it first, its devices and dtype, and its shards, for loading and doctor."""
+"""A model's placement, for loading and doctor: prior checks, devices, dtype and shards."""
 
 import difflib
 import re
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 Kind = Literal["tensor", "pipeline"]
 STRATEGIES = ("balanced", "balanced_low_0", "sequential")
 ROOM_FOR_WORK = 0.1
-"""Share of a GPU's free memory kept for the KV cache and activations when weights are spread or placed by ``auto``."""
+"""Share of a GPU's free memory reserved for the KV cache and activations if weights are spread or placed by ``auto``.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +34,10 @@ class Placement:
 
     # a device such as ``cuda:0`` or ``cpu``, an accelerate strategy, or a map from module to device
     device_map: str | dict[str, int | str]
-    max_memory: dict[int | str, int] | None  # for a strategy, the bytes each device may take; None otherwise
+    max_memory: dict[int | str, int] | None  # for a strategy, each device's byte limit; else None
     dtype: str  # of the weights, never ``auto``
     shares: dict[str, int]  # bytes of weights expected on each device, by device name
-    sharded: Kind | None = None  # how the model is split over processes with a device each; None for one process
+    sharded: Kind | None = None  # how the model is split over processes with one device each; None for one process
     shards: int = 1  # the number of processes
 
     @property
@@ -47,7 +48,7 @@ class Placement:
 def inspected(
     checkpoint: Checkpoint, table: ModelTable, devices: Sequence[DeviceMemory], engine: Engine = "auto"
 ) -> Quantization | None:
-    """Check all that a model's configuration shows; returns how the model is quantised while it is loaded, or None.
+    """Check everything visible in a model's configuration; returns its quantisation on loading, or None.
 
     Args:
         checkpoint: the model's files; its weights are not needed.
@@ -81,12 +82,12 @@ def inspected(
 def weighed(
     checkpoint: Checkpoint, table: ModelTable, devices: Sequence[DeviceMemory], engine: Engine = "auto"
 ) -> Estimate:
-    """The memory that a model needs in the form in which its table wants it loaded; raises as `inspected` does."""
+    """The memory that a model needs as its table asks for it; raises like `inspected`."""
     return estimate(checkpoint, table.trust_remote_code, inspected(checkpoint, table, devices, engine))
 
 
 def placed_here(checkpoint: Checkpoint, table: ModelTable, need: Estimate) -> Placement:
-    """`placed` on this machine; only the GPUs that the model may go to are asked for their memory.
+    """`placed` on this machine; only the GPUs available to the model are queried for memory.
 
     Raises:
         ModelError: see `placed`; the hint lists all devices.
@@ -105,7 +106,7 @@ def placed(
     Args:
         checkpoint, table, need: of the model.
         devices: of the machine.
-        here: whether that is this machine, which then has to be able to read quantised weights.
+        here: whether this is the current machine, which must then be able to read quantised weights.
 
     Raises:
         ModelError: it does not fit, or its quantised weights cannot be read on this machine.
@@ -122,8 +123,8 @@ def placed(
 def place(table: ModelTable, need: Estimate, devices: Sequence[DeviceMemory], role: str) -> Placement:
     """Choose devices and a dtype for a model on a machine with these devices.
 
-    ``auto`` is the first GPU, or the CPU if there is no GPU. A target that would leave too little memory for the KV
-    cache on the first GPU is spread over all GPUs.
+    ``auto`` is the first GPU, or the CPU if there is no GPU. A target is spread over all GPUs if the first GPU would
+    have too little memory for the KV cache.
 
     Raises ModelError where a device does not exist, and where the weights do not fit.
     """
@@ -160,7 +161,7 @@ def _first(cards: int, free: Mapping[str, int], role: str) -> dict[str, int]:
 
 
 def named_devices(table: ModelTable) -> set[str] | None:
-    """The devices that a table names, by their full names; None where they are chosen on the machine."""
+    """The devices that a table names, by full names; None if they depend on the machine."""
     if isinstance(table.device, dict):
         return {_device_name(str(value)) for value in table.device.values()}
     if table.device == "auto" or table.device in STRATEGIES:
@@ -169,7 +170,7 @@ def named_devices(table: ModelTable) -> set[str] | None:
 
 
 def kind_of_device(table: ModelTable, devices: Sequence[DeviceMemory]) -> str:
-    """The kind of the devices that a model will go to, such as ``cuda``; of several kinds, the one that computes."""
+    """The kind of a model's devices, such as ``cuda``; of several kinds, the one that computes."""
     gpus = [device.name for device in devices if device.name.startswith("cuda")]
     if isinstance(table.device, dict):
         names = [_device_name(str(value)) for value in table.device.values()]
@@ -181,7 +182,7 @@ def kind_of_device(table: ModelTable, devices: Sequence[DeviceMemory]) -> str:
 
 
 def after(devices: Sequence[DeviceMemory], placement: Placement) -> list[DeviceMemory]:
-    """The devices after a model has been loaded with this placement."""
+    """The devices' free memory after a model has been loaded with this placement."""
     return [replace(device, free=device.free - placement.shares.get(device.name, 0)) for device in devices]
 
 
@@ -228,7 +229,7 @@ def _mapped(
 
 
 def _shares(size: int, limits: Mapping[str, int], strategy: str) -> dict[str, int]:
-    """Expected bytes by device, GPUs before the CPU: in proportion to the limits, or (sequential) filled one by one."""
+    """Expected bytes by device, GPUs before the CPU: proportional to the limits, or (sequential) filled in order."""
     shares: dict[str, int] = {}
     gpus = sum(limit for name, limit in limits.items() if name != "cpu")
     for name, limit in limits.items():
@@ -238,7 +239,7 @@ def _shares(size: int, limits: Mapping[str, int], strategy: str) -> dict[str, in
 
 
 def dtype_on(table: ModelTable, need: Estimate, device: str) -> str:
-    """The dtype of a model's weights on a device, or a kind of device; of those that are not quantised."""
+    """The dtype of a model's unquantised weights on a device or kind of device."""
     if table.dtype != "auto":
         return table.dtype
     if need.quantization is not None and need.quantization.scheme.usual_dtype is not None:
@@ -304,14 +305,13 @@ PACKAGES = {
     "quanto": "optimum-quanto",
     "torchao": "torchao",
 }
-"""Packages to install for a quantisation method; transformers' message may name only one of several."""
+"""Packages for a quantisation method; transformers' message may name only one of several."""
 
 
 def require_readable(checkpoint: Checkpoint, placement: Placement) -> None:
     """Raise a ModelError if a checkpoint is quantised in a way that transformers cannot read here.
 
-    The method is unknown, its package is missing, it does not run on the placement's devices, or its blocks do not fill
-    the weights.
+    Reasons: an unknown method, a missing package, unsupported devices, or weights that are not whole blocks.
     """
     described = quantised_with(checkpoint.settings())
     if described is None:
@@ -349,10 +349,10 @@ def require_readable(checkpoint: Checkpoint, placement: Placement) -> None:
 def _require_whole_blocks(checkpoint: Checkpoint, block: Sequence[int] | None) -> None:
     """Raise a ModelError if FP8 weights do not consist of whole blocks.
 
-    Where a device has no FP8 kernels, transformers (5.24) unpacks the weights and takes a side divided by its number of
-    scales for the block. With 128 x 128 blocks, a side of 192 would be read in blocks of 96: wrong numbers without an
-    error.
-    The scales of a weight are in a tensor of the name + ``_scale_inv``. ``block`` is None where each weight has one.
+    On a device without FP8 kernels, transformers (5.24) unpacks the weights and infers the block size as side length /
+    number of scales. With 128 x 128 blocks, a side of 192 would be read in blocks of 96: wrong numbers without an
+    error. The scales of a weight are in a tensor of the name + ``_scale_inv``. ``block`` is None if each weight has a
+    single scale.
     """
     shapes = checkpoint.headers().shapes
     for name, shape in shapes.items():
@@ -379,7 +379,7 @@ def _method(described: dict[str, Any]) -> str:
 
 
 def _device_map(placement: Placement) -> dict[str, Any]:
-    """A map that names every device of the placement: a strategy's own map is only made from the loaded model."""
+    """A map with every device of the placement; a strategy's own map exists only once the model is loaded."""
     if isinstance(placement.device_map, dict):
         return placement.device_map
     names = placement.devices
@@ -395,7 +395,7 @@ WHY: dict[Kind, str] = {
     "pipeline": "the cards read their layers in turn; for heads that do not divide",
 }
 WHOLE = re.compile("replicated|all_reduce|mla_kv_a_proj|sequence_parallel")
-"""Styles in a tensor parallel plan of weights that every rank holds whole."""
+"""Tensor parallel styles whose weights are replicated on every rank."""
 
 
 def weights_by_rank(model: "PreTrainedModel", kind: Kind, shards: int, role: str) -> tuple[int, ...]:
@@ -403,7 +403,7 @@ def weights_by_rank(model: "PreTrainedModel", kind: Kind, shards: int, role: str
 
     Args:
         model: a `skeleton`.
-        kind: whether it is split into parts of every layer, or into groups of layers.
+        kind: ``tensor`` or ``pipeline``.
         shards: the number of ranks.
         role: the model's key in the profile, for messages.
 
@@ -432,9 +432,9 @@ def weights_by_rank(model: "PreTrainedModel", kind: Kind, shards: int, role: str
 def sharded_placement(
     checkpoint: Checkpoint, table: ModelTable, need: Estimate, devices: Sequence[DeviceMemory]
 ) -> Placement:
-    """Where the shards of a model go: to the first cards, one each, or all to the CPU where there is none.
+    """The placement of a model's shards: one on each of the first cards, or all on the CPU without cards.
 
-    Raises ModelError where the model cannot be split in this way, and where a card lacks the room for its share.
+    Raises ModelError if the model cannot be split in this way, or a card lacks memory for its share.
     """
     role, shards = checkpoint.role, table.shards
     assert shards is not None, "others are placed by `place`"
@@ -469,9 +469,9 @@ def sharded_placement(
 def placement_advice(
     checkpoint: Checkpoint, table: ModelTable, need: Estimate, devices: Sequence[DeviceMemory], tokens: int
 ) -> list[str]:
-    """A line for each way to split a model over its shards: whether it fits, and its advantage.
+    """One line per way to split a model: whether it fits, and its advantage.
 
-    ``tokens`` is the length of a KV cache to have room for; the others are `sharded_placement`'s.
+    ``tokens`` is the required length of the KV cache; for the others see `sharded_placement`.
     """
     shards = table.shards
     assert shards is not None, "the model is to be split"
@@ -499,13 +499,13 @@ def placement_advice(
 
 
 def _plan(model: "PreTrainedModel") -> dict[str, str]:
-    """The styles of the modules that tensor parallelism splits, layer numbers as ``*``."""
+    """The styles of modules under tensor parallelism, with ``*`` for layer numbers."""
     found: Any = model.tp_plan
     return dict(found or {})
 
 
 def _split(model: "PreTrainedModel") -> tuple[int, int]:
-    """How many weights are split evenly between ranks, and how many every rank holds."""
+    """The number of weights split evenly between ranks, and the number replicated on every rank."""
     plan, split, whole = _plan(model), 0, 0
     for name, weight in model.named_parameters():
         generic = re.sub(r"\d+", "*", name)
@@ -532,7 +532,7 @@ def _require_heads(config: Any, shards: int, role: str) -> None:
 
 
 def _staged(model: "PreTrainedModel", shards: int, role: str) -> tuple[int, ...]:
-    """Number of weights in each stage of a pipeline."""
+    """The number of weights in each pipeline stage."""
     from specctl.models.passes.masks import mask_obstacle
 
     config = model.config.get_text_config(decoder=True)
@@ -542,7 +542,7 @@ def _staged(model: "PreTrainedModel", shards: int, role: str) -> tuple[int, ...]
             f"is of the family {config.model_type}, whose pipelines specctl has not tested",
             'placement = "tensor" or "spread"',
         )
-    if is_wrapper(model.config):  # transformers cuts at names that a wrapper's decoder has one level further down
+    if is_wrapper(model.config):  # transformers splits at names that are one level deeper in a wrapper's decoder
         raise _refused(
             role, "is made for more than text, and its pipelines do not load", 'placement = "tensor" or "spread"'
         )
@@ -580,10 +580,11 @@ SPLIT = frozenset(
     qwen3_moe seed_oss smollm3 solar_open starcoder2 vaultgemma youtu
     """.split()  # noqa: SIM905 - a line for each would be 90 lines
 )
-"""Each process has a part of every layer. Not hrm_text, whose logits differ, nor doge, which fails."""
+"""Families for tensor parallelism. Excluded: hrm_text, whose logits differ, and doge, which fails."""
 
 STAGED = frozenset(
     "cohere deepseek_v3 gemma glm4 granite llama olmo2 qwen2 qwen3 qwen3_moe seed_oss smollm3".split()  # noqa: SIM905
 )
-"""Each process has some of the layers. transformers cuts a model at the names that Llama's modules have: GPT-NeoX's
-stages would each apply the last norm."""
+"""Families for pipelines. transformers splits a model at Llama's module names: GPT-NeoX's stages would each apply the
+final norm.
+"""

@@ -1,4 +1,4 @@
-"""Quantising weights while they are loaded: what each value of ``quantize`` means, where it runs, how large it is."""
+"""Quantisation on loading: the schemes of each ``quantize`` value, their devices and sizes."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,19 +16,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """How a linear layer's weight is stored on one kind of device."""
+    """The storage of a linear layer's weight on one kind of device."""
 
-    package: str  # what transformers needs for it
+    package: str  # the package that transformers needs for it
     bits: int  # of one weight
-    # makes the transformers configuration from the dtype, the group and the modules to leave alone
+    # makes the transformers configuration from the dtype, the group size and the excluded modules
     config: Callable[[str, int, list[str]], Any]
-    row_bytes: int = 0  # bytes next to the weights for each output row, such as the row's scale
-    # group sizes of weights in a row that share a scale and a zero, in the compute dtype; empty for rows
+    row_bytes: int = 0  # additional bytes for each output row, such as its scale
+    # group sizes of weights in a row that share a scale and zero point in the compute dtype; empty for one group per
+    # row
     groups: tuple[int, ...] = ()
-    block_bytes: int = 0  # bytes next to the weights for each 64 of them
-    multiple: tuple[int, int] = (1, 1)  # the numbers of rows and columns are padded to multiples of these
+    block_bytes: int = 0  # additional bytes for each 64 weights
+    multiple: tuple[int, int] = (1, 1)  # rows and columns are padded to multiples of these
     rows_of: int = 1  # layers whose number of rows is not a multiple of this stay unquantised
-    dtypes: tuple[str, ...] = ()  # the dtypes that it can compute in; all of them if empty
+    dtypes: tuple[str, ...] = ()  # supported compute dtypes; empty for all
     usual_dtype: str | None = None  # the dtype that ``auto`` means; None for the device's usual one
 
     def takes(self, shape: tuple[int, int], group: int) -> bool:
@@ -46,7 +47,7 @@ class Scheme:
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """How one model is quantised as it is loaded."""
+    """The quantisation of one model on loading."""
 
     name: str  # the value of ``quantize``
     scheme: Scheme  # how each weight is stored
@@ -56,7 +57,7 @@ class Quantization:
 
     @property
     def weights(self) -> int:
-        """How many of the model's weights are quantised."""
+        """The number of quantised weights in the model."""
         return sum(rows * columns for rows, columns in self.shapes)
 
     def stored_bytes(self, dtype: str) -> int:
@@ -69,7 +70,7 @@ class Quantization:
 
 
 def rounding(table: ModelTable, engine: Engine) -> str | None:
-    """The value of ``quantize`` that an engine has its own form for, so that the model is loaded whole."""
+    """The ``quantize`` value if the engine itself quantises, so that the model is loaded unquantised."""
     return table.quantize if table.quantize in engine_named(engine).forms else None
 
 
@@ -83,7 +84,7 @@ def require_whole(checkpoint: Checkpoint, name: str) -> None:
 
 
 def plan(checkpoint: Checkpoint, model: "PreTrainedModel", name: str, kind: str, dtype: str) -> Quantization:
-    """How a model is quantised on a kind of device.
+    """Plan a model's quantisation on a kind of device.
 
     Args:
         checkpoint: names the model.
@@ -133,7 +134,7 @@ def quantised_with(settings: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _taken(sizes: dict[str, tuple[int, int]], scheme: Scheme, group: int) -> dict[str, int]:
-    """The number of weights of each layer that can be quantised with this group."""
+    """The layers that can be quantised with this group size, and their numbers of weights."""
     return {name: shape[0] * shape[1] for name, shape in sizes.items() if scheme.takes(shape, group)}
 
 
@@ -177,7 +178,7 @@ def _torchao(make: Callable[[int], Any]) -> Callable[[str, int, list[str]], Any]
     return config
 
 
-# torchao's own inductor settings stay off: they hold for the whole process, so for models that are not quantised too.
+# torchao's inductor settings stay off: they would apply to the whole process, including unquantised models.
 def _int8(_: int) -> Any:
     from torchao.quantization import Int8WeightOnlyConfig
 
@@ -191,14 +192,14 @@ def _fp8(_: int) -> Any:
 
 
 def _int4_cpu(group: int) -> Any:
-    # The other int4 of torchao that a CPU runs keeps each weight in a byte.
+    # torchao's other int4 for CPUs stores each weight in a byte.
     from torchao.prototype.quantization.int4 import PrototypeInt4WeightOnlyConfig
 
     return PrototypeInt4WeightOnlyConfig(group_size=group, set_inductor_config=False)
 
 
 def _int4_cuda(group: int) -> Any:
-    # The one packing whose kernel is part of torch; the others need packages of their own.
+    # The only packing with a kernel in torch; others need further packages.
     from torchao.quantization import Int4WeightOnlyConfig
 
     return Int4WeightOnlyConfig(group_size=group, int4_packing_format="tile_packed_to_4d", set_inductor_config=False)
@@ -235,8 +236,8 @@ _INT4_CUDA = Scheme(
 _NF4 = Scheme("bitsandbytes", 4, _bitsandbytes("nf4"), block_bytes=4)
 _FP4 = Scheme("bitsandbytes", 4, _bitsandbytes("fp4"), block_bytes=4)
 
-# bitsandbytes' 8 bits are left out: how a token is rounded there depends on the other tokens of its pass, so drafting
-# would change the text.
+# bitsandbytes' 8 bits are excluded: rounding of a token depends on the other tokens in its pass, so drafting would
+# change the text.
 SCHEMES: dict[str, dict[str, Scheme]] = {
     "int8": {"cpu": _INT8, "cuda": _INT8},
     "int4": {"cpu": _INT4_CPU, "cuda": _INT4_CUDA},
@@ -244,4 +245,4 @@ SCHEMES: dict[str, dict[str, Scheme]] = {
     "nf4": {"cuda": _NF4},
     "fp4": {"cuda": _FP4},
 }
-"""The values of ``quantize``, and what each means on the kinds of devices that run it."""
+"""The schemes of each ``quantize`` value, by supported kind of device."""
