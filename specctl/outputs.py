@@ -93,7 +93,7 @@ def naming(path: object) -> Iterator[None]:
 
 
 class _StandardOutput(io.TextIOWrapper):
-    """Standard output whose errors name it."""
+    """Standard output with errors that name it."""
 
     def write(self, text: str, /) -> int:
         with naming(STDOUT):

@@ -43,7 +43,7 @@ def bounds(reading: Reading, fitted_c: float) -> dict[str, Floats]:
     }
 
 
-ROUNDING = 1e-5  # By how much rounding in float32 may lift a bound above what it bounds
+ROUNDING = 1e-5  # How far float32 rounding may lift a bound above the true value
 _LEAST_ENTROPY = 1e-4  # Nats of H_q below which H_{q,p}/H_q is a quotient of rounding errors
 
 
@@ -63,7 +63,7 @@ class Predictor:
 
     auroc: float | None  # None where no token was accepted or none was rejected
     bins: list[Bin]  # acceptance by the signal
-    tokens: int  # how many have the signal
+    tokens: int  # number of tokens with the signal
 
 
 @dataclass(frozen=True, slots=True)

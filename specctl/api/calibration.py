@@ -80,7 +80,7 @@ def calibrate(
         decoder: a loaded pair, or name or path of a profile.
         prompts: texts; a file of records; or the name of a suite, see ``calibrate --suite``.
         policy: the policy to tune, ``all``, or one for each draft, separated by commas; by default the profile's.
-        samples: how many prompts choose the setting; the same number is held out to report on.
+        samples: number of prompts that choose the setting; the same number is held out to report on.
         grid: values to try, of the papers or in fine steps.
         verify: run the chosen setting live and compare it with the prediction.
         progress: receives counts.

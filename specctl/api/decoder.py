@@ -231,7 +231,7 @@ class Decoder:
         Args:
             prompts: each as in `generate`, or a mapping with a ``prompt`` and settings of its own. They are read
                 lazily, a few ahead of the texts being written.
-            batch: how many texts are written at once; ``"auto"`` for as many as memory and times of passes allow.
+            batch: the batch size; ``"auto"`` chooses it from free memory and measured pass times.
             sampling: settings in place of the profile's. A prompt without its own seed uses this seed plus its index
                 from 0.
 

@@ -191,7 +191,7 @@ class Drafting:
 
     Attributes:
         table: names the models, policies and heads.
-        given: a model in memory that is the only draft; None to load what the table names.
+        given: a model in memory that is the only draft; None to load the models of the table.
         verification: how drawn draft tokens are verified.
     """
 
@@ -320,7 +320,7 @@ class Speculative:
         generation_config: Any,
         **model_inputs: Any,
     ) -> "torch.Tensor | GenerateDecoderOnlyOutput":
-        """What ``generate`` calls with the inputs that it has prepared.
+        """Called by ``generate`` with the inputs that it has prepared.
 
         Returns:
             ``(1, T)`` int64, the prompt and the new tokens; in a `GenerateDecoderOnlyOutput` with the cache of the text

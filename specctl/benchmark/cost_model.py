@@ -97,7 +97,7 @@ class OracleBound:
 def fit(results: RunSet) -> CostModel | None:
     """Fit by least squares over all runs of policies in turns; None if the runs do not determine every cost.
 
-    Runs whose drafts are trees take no part: a pass of their draft reads several tokens and takes another time.
+    Excludes runs with trees, because their draft passes read several tokens and take another time.
     """
     ours = {
         candidate.label: candidate

@@ -138,7 +138,7 @@ RARELY = 0.2  # A policy that drafts in a smaller share of its rounds hardly dra
 
 
 def verdict(digest: Digest) -> str:
-    """The fastest candidate as far as the runs show it, its engine, and whether all gave the baseline's tokens."""
+    """A sentence with the fastest candidate within noise, its engine, and whether all gave the baseline's tokens."""
     parts = _same_engine(digest), _resting(digest), _identity(digest), (digest.unfinished or "")
     said = (f"verdict: {_fastest(digest)}", *parts)
     return "; ".join(filter(None, said))

@@ -441,7 +441,7 @@ def _cost_notes(digest: Digest) -> Iterator[str]:
     if model := digest.model:
         fitted = f"R² {model.r_squared:.4f}" if model.r_squared is not None else "R² unknown"
         if not model.explains:
-            fitted += ": it explains less than half of how the runs' times differ, so do not trust what it predicts"
+            fitted += ": it explains less than half of the variance of the runs' times, so do not trust its predictions"
         drafts = "".join(
             f"t_{name} {ms:.3f} ms, " for name, ms in zip(names or ["draft"], model.drafts_ms, strict=True)
         )
@@ -458,7 +458,7 @@ def _cost_notes(digest: Digest) -> Iterator[str]:
     bounds = {"oracle": oracle_speed, "signal bound": digest.signal_speed}
     for name, speed in bounds.items():
         if above := [one.candidate for one in digest.costs if speed is not None and one.measured > speed]:
-            yield f"{listed(above)} measured faster than the {name}, so what the fit gives for it bounds nothing here."
+            yield f"{listed(above)} measured faster than the {name}, so what the fit gives for it is not a bound here."
 
 
 def _by_the_fit(tokens_per_second: float | None) -> str:

@@ -174,8 +174,7 @@ def run_by_replicas(
     watch: Watch,
     earlier: RunSet | None = None,
 ) -> RunSet:
-    """Run everything that the results file does not contain yet, each prompt with all its candidates on one replica, as
-    many of them as a replica runs in a turn.
+    """Run everything that is missing in the results file, each prompt with all its candidates on one replica.
 
     Args:
         replicas: starts replicas that run `benchmarking`, each on devices of its own.
@@ -256,7 +255,7 @@ def _require_equal(first: Header, other: Header) -> None:
         ours, theirs = getattr(first, what), getattr(other, what)
         if ours != theirs:
             raise UsageError(
-                f"the replicas' {what} are unlike ({_text(ours)} and {_text(theirs)}), so their times cannot be pooled",
+                f"the replicas' {what} differ ({_text(ours)} and {_text(theirs)}), so their times cannot be pooled",
                 "run each on machines that are alike, into files of their own; bench --compare compares them",
             )
 

@@ -80,7 +80,7 @@ class Level:
     concurrency: int  # requests at once
     asked: list[Asked] = field(default_factory=list)  # those that have ended
     seconds: float = 0.0  # wall time of all of them
-    drafted: Usage | None = None  # tokens that the server drafted meanwhile, by its metrics
+    drafted: Usage | None = None  # tokens drafted in this time, by the server's metrics
 
     @property
     def answered(self) -> list[Asked]:
@@ -88,7 +88,7 @@ class Level:
 
     @property
     def failures(self) -> dict[str, int]:
-        """How many requests failed, by kind."""
+        """The number of failed requests, by kind."""
         kinds = [one.error for one in self.asked if one.error is not None]
         return {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)}
 

@@ -93,7 +93,7 @@ class Summary:
     draft_length: Spread | None
     accepted_length: Spread | None
     nodes: Spread | None  # tokens of trees that were verified, over the same rounds; None for chains
-    latency: Latency  # of its turns; the mean of ``ttft_ms`` is what the table of speeds shows
+    latency: Latency  # of its turns; the table of speeds shows the mean of ``ttft_ms``
     stops: Mapping[str, float] = field(default_factory=dict)  # share of the rounds in which a draft ran, by stop reason
     # share of wall time spent on ``draft``, ``verify``, ``prefill`` and ``other``; empty for a peer
     wall: Mapping[str, float] = field(default_factory=dict)

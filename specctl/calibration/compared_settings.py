@@ -264,7 +264,7 @@ def compared_settings(
     names = _policies(policy or (_reader(choices) if heads else None), draft)
     made = [set(choices.values()) or {computed[level.head]} if level.head else set() for level in draft.levels]
     known = [recorded - (TRAINED_SIGNALS - trained) for trained in made]
-    # What a draft head predicts of its next token is known where it drafts: at the lowest level.
+    # A draft head's prediction of its next token is known only at its own, lowest level.
     known[:-1] = [signals - {"next_accept_prob"} for signals in known[:-1]]
     own = draft.setting.at(1)
     old = next(iter(with_predictors([own], choices)), own)
@@ -403,7 +403,7 @@ def _require_known(options: Sequence[Sequence[Setting]], known: Sequence[Set[str
     policy = next((one.policy for level, signals in levels for one in level if not one.signals <= signals), None)
     if policy == "confidence":
         raise UsageError(
-            f"{policy} reads what a draft head predicts of its next token, and this draft predicts nothing",
+            f"{policy} reads a draft head's prediction of its next token, which this draft does not make",
             "draft with a DSpark head that has a confidence head, or choose another policy",
         )
     if policy is not None:
@@ -427,8 +427,7 @@ def require_fits(
     prompts: Suite | None,
     path: Path,
 ) -> None:
-    """Check that an earlier trace fits a calibration, which continues the trace if it has prompts and else only
-    searches.
+    """Check that an earlier trace fits a calibration: with prompts it continues the trace, else it only searches.
 
     Raises:
         UsageError: it does not fit; the message names the difference.

@@ -158,7 +158,7 @@ def fastest(chosen: Setting, measured: "Sequence[Measured]") -> Setting:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What a calibration found."""
+    """The outcome of a calibration."""
 
     traces: TraceSet  # the traces searched
     found: Calibration  # the outcome of the search

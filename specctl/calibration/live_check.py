@@ -37,7 +37,7 @@ class Measured:
     measured: float  # tokens/s after the prompt, live
     speedup: Interval | None  # measured speedup over target-only decoding, the time of the prompt included
     behind: Interval = Interval(1.0)  # noqa: RUF009 - it cannot be changed
-    rows: int = 1  # how many texts were written at once
+    rows: int = 1  # batch size
 
 
 Stopped = tuple[int, int] | None
@@ -111,7 +111,7 @@ def check_live(
         predicted: the settings, with their predicted tokens/s.
         reported_on: prompt ids.
         progress: receives a count of runs.
-        rows: how many texts are written at once.
+        rows: the batch size.
 
     Returns:
         The settings with their measured speeds, empty where not even one prompt was run with all of them.

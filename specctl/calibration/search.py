@@ -24,7 +24,7 @@ EACH = 4  # Least number of texts per batch slot, because slots are empty while 
 class Score:
     """The replayed rounds of a setting in numbers; every array is ``(P,)``, a value for each of P prompts."""
 
-    setting: Setting  # what was replayed
+    setting: Setting  # the replayed setting
     tokens: Floats  # generated tokens
     ms: Floats  # predicted time after the prompt, in milliseconds
     passes: Floats  # rounds, which are target passes

@@ -71,7 +71,7 @@ class ChatRequest:
 
 @grouped(usual=USUAL)
 def chat(request: ChatRequest) -> None:
-    """Talk with a pair: models are loaded once, and a turn reads only what is new.
+    """Talk with a pair: models are loaded once, and a turn reads only new text.
 
     In a terminal, /help lists what else can be typed. In a pipe, each line is a turn, and answers go to standard
     output.

@@ -1,4 +1,4 @@
-"""The flags that several commands offer, in groups, and what they mean."""
+"""The flags that several commands share, in groups, with their meaning."""
 
 import json
 import os
@@ -89,7 +89,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON documen
 
 
 def policy_flag(policy: str | None) -> dict[str, Any]:
-    """What --policy sets in a profile, by dotted key."""
+    """The profile values that --policy sets, by dotted key."""
     from specctl.profile import parse_policy
 
     return {"draft.policy": policy and parse_policy(policy)}

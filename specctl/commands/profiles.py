@@ -103,8 +103,8 @@ class NewRequest:
 def new(request: NewRequest) -> None:
     """Write a profile, after checking that its models have one tokenizer and fit this machine.
 
-    Says what could not be checked of models that are not downloaded yet. In a terminal, asks for the models if --target
-    or --draft is missing. An existing file is replaced only with --force.
+    Lists missing checks of models that are not downloaded yet. In a terminal, asks for the models if --target or
+    --draft is missing. An existing file is replaced only with --force.
 
     Example:
 

@@ -40,7 +40,7 @@ class ClientOptions:
         envvar=KEY_VARIABLE,
         show_default=False,
     )
-    name: str | None = option("What clients call the model. Default: the target.", "NAME")
+    name: str | None = option("Name of the model for clients. Default: the target.", "NAME")
     cors: str | None = option("Let web pages of this origin ask, such as https://example.org.", "ORIGIN")
     log_prompts: bool = option("Write requests and texts to the access log too.", "--log-prompts", default=False)
 

@@ -48,7 +48,7 @@ class Engine:
     """An engine with its rules for stopping drafts."""
 
     name: str  # its name in ``--export``
-    package: str | None  # of PyPI, whose version is compared where it is installed; None for an engine that has none
+    package: str | None  # on PyPI; its installed version is compared. None for an engine without one
     version: str  # whose source was read
     released: str  # its date, or a description where the date is not known
     source: str  # the file that has the rule
@@ -175,7 +175,7 @@ STEPPED = Kind(
     lambda values: f"K of {', '.join(map(str, values['lengths']))} from {values['first']}",
     for_heads=True,
 )
-POLICY_KINDS = tuple(map(_policy, ("svip", "adaedl", "max-confidence")))  # What the worker of `vllm-plugin` runs
+POLICY_KINDS = tuple(map(_policy, ("svip", "adaedl", "max-confidence")))  # Run by `vllm-plugin`
 _WORDS = {one.policy: one.words for one in (*POLICY_KINDS[:2], LENGTHS, GROWING, THRESHOLD, ADAPTIVE_VERIFICATION)} | {
     one.policy: one.words for one in (PROBED, CALIBRATED, STEPPED)
 }

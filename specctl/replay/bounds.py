@@ -186,8 +186,8 @@ def oracle(trace: Trace, levels: int = 1) -> Replay:
     """The rounds of a policy that knows where the target will disagree (SpecDec++, arXiv 2405.19715, Theorem 4.1).
 
     No draft token is rejected, and the number of target passes is the smallest possible: a bound for every policy.
-    Without a draft head, the policy drafts exactly up to each disagreement. With one, where a round begins changes what
-    is drafted in it, and stopping earlier may save a pass later. Among the rounds with the fewest passes, these are the
+    Without a draft head, the policy drafts exactly up to each disagreement. With one, the drafts depend on where the
+    round begins, and stopping earlier may save a pass later. Among the rounds with the fewest passes, these are the
     longest at the beginning. In a hierarchy of ``levels`` drafts, every draft knows where its verifier will disagree.
     """
     top, *inner = (Level() for _ in range(levels))

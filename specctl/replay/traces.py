@@ -22,8 +22,8 @@ place depends on where the round began, because the balance w of block verificat
 never exceeds 1, and rounds with the same w at a position continue alike. So few of them differ, and several may share a
 branch.
 
-A draft head reads its own approximate states after the last verified token, or draws a whole block at once. So what it
-drafts at a position depends on where the round began. Nothing is shared, and each round is a branch::
+A draft head reads its own approximate states after the last verified token, or draws a whole block at once. So its
+draft token at a position depends on where the round began. Nothing is shared, and each round is a branch::
 
     a round   at 0     the   cat   ran   off          two are accepted
     that      at 1           cat   sat   up           two
@@ -262,11 +262,11 @@ class Recorded:
     # R, where the draft's context ends within the token limit: it drafts no token at position R or after it. What is
     # recorded by position then covers only the first R. None where it does not end.
     reach: int | None = None
-    # computes what a policy reads of the steps; files hold it once, in their header
+    # computes predictions of the steps for policies; files hold it once, in their header
     disco: Annotated[DiscoPredictor | None, Field(exclude=True)] = field(default=None, compare=False)
 
     def room(self, start: int, budget: int) -> int:
-        """How many tokens of a budget a round that starts at a position can draft in the draft's context."""
+        """The number of tokens that a round can draft from a position within a budget and the draft's context."""
         return budget if self.reach is None else max(0, min(budget, self.reach - start))
 
     def run(self, start: int) -> int:
@@ -520,7 +520,7 @@ class Trace:
     prompt_tokens: int  # length of the prompt
     limit: int  # the token limit in force
     tokens: list[int]  # N ids, the text that the target wrote
-    draft: Recorded  # what the first draft drafts along this text
+    draft: Recorded  # the first draft's recording along this text
     prefill_ms: float  # time in which all models read the prompt, in milliseconds
     # of the prompt, from which a lookup in a chain copies; empty where they are not known
     prompt_ids: list[int] = field(default_factory=list)

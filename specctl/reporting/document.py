@@ -76,7 +76,7 @@ def write_document(
     remarks: Sequence[str] = (),
     profile: Mapping[str, Any] | None = None,
 ) -> list[Path]:
-    """Write ``report.md``, ``report.html`` and the figures into the folder; return what was written.
+    """Write ``report.md``, ``report.html`` and the figures into the folder; return the written paths.
 
     Args:
         title: of the document.

@@ -1,4 +1,4 @@
-"""Names the fastest candidate, as far as paired intervals show it, in the same words for all commands."""
+"""Names the fastest candidate within paired intervals, in the same words for all commands."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -126,7 +126,7 @@ def resumable(
         yield
     except KeyboardInterrupt:
         if path is not None:
-            note(console, f"interrupted; what was finished is in {path}; {how}")
+            note(console, f"interrupted; finished work is in {path}; {how}")
         raise
 
 

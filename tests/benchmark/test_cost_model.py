@@ -74,7 +74,7 @@ def test_a_fit_that_explains_little_is_doubted_and_no_line_is_drawn_from_it() ->
             assert ("Lines of equal speed are left out: the fit explains too little" in picture.caption) is not drawn
             dotted = [line for line in picture.figure.axes[0].lines if line.get_linestyle() == ":"]
             assert bool(dotted) is drawn
-            assert ("so do not trust what it predicts" in cost_note(results)) is not drawn
+            assert ("so do not trust its predictions" in cost_note(results)) is not drawn
 
 
 def replace_time(run: Run, more_ms: float) -> Run:
@@ -90,7 +90,7 @@ def test_a_policy_above_a_bound_is_named_beside_it() -> None:
     assert found.oracle.tokens_per_second is not None
     measured = {one.candidate: one.measured for one in found.costs}
     assert measured["svip"] > found.oracle.tokens_per_second > measured["none"], "the case"
-    assert "svip measured faster than the oracle, so what the fit gives for it bounds nothing here." in cost_note(
+    assert "svip measured faster than the oracle, so what the fit gives for it is not a bound here." in cost_note(
         results
     )
 

@@ -494,7 +494,7 @@ def test_a_run_interrupted_killed_and_resumed_gives_the_same_files(specctl, whol
     kept = contents(out)
     summary, noted = said.splitlines()
     assert summary.startswith(f"{len(kept)} records, 0 errors, ")
-    assert noted == f"note: interrupted; what was finished is in {out}; the same command with --resume continues"
+    assert noted == f"note: interrupted; finished work is in {out}; the same command with --resume continues"
     assert 3 <= len(kept) < len(RECORDS), "each finished line is whole, and there was more to do"
     assert kept == whole[0][: len(kept)]
 

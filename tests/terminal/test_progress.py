@@ -118,7 +118,7 @@ def test_both_times_of_a_bar_are_labelled() -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "said"), [("out.jsonl", "note: interrupted; what was finished is in out.jsonl; go on\n"), (None, "")]
+    ("path", "said"), [("out.jsonl", "note: interrupted; finished work is in out.jsonl; go on\n"), (None, "")]
 )
 def test_an_interrupt_says_where_finished_work_is_and_goes_on_up(path, said):
     stream = io.StringIO()

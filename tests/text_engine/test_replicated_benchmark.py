@@ -121,7 +121,7 @@ def test_unlike_devices_are_not_pooled(asked):
             other = replace(header, devices={**header.devices, "target": f"cuda:0 (GPU {event.place})"})
             return [Answered(event.place, {**event.answer, "header": other})]
 
-    with pytest.raises(UsageError, match="the replicas' devices are unlike"):
+    with pytest.raises(UsageError, match="the replicas' devices differ"):
         run(asked, None, None, Unlike)
 
 

@@ -66,7 +66,7 @@ def collect_traces(
         earlier: the contents of a trace file that is continued.
         replicas: starts replicas that trace the prompts (`replica_of`) and end before costs are measured here; None to
             trace them in this process.
-        batch: how many prompts are answered at once in this process.
+        batch: the batch size of answers in this process.
         sizes: numbers of texts, from 2 on, whose rounds are priced too.
 
     Raises:

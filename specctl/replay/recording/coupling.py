@@ -17,7 +17,7 @@ over q is w_(K-1) - Z_(K-1), so that of 1 - w_K, times 1 - h_(K-1) = (1 - w_(K-1
 the policy stops, it is the draft of a live round with the tokens that are accepted of it.
 
 Each round begins with w = 1, so a trace holds the accepted tokens of a round from each position. Such rounds may share
-coins and what follows a rejected token, because the rounds of one replay cover disjoint positions.
+coins and the tokens after a rejected one, because the rounds of one replay cover disjoint positions.
 """
 
 from collections.abc import Mapping, Sequence

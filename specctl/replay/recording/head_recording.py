@@ -65,7 +65,7 @@ class OneByOne:
         return self._draft.extend(tokens, keep=1, hidden=self._hidden)
 
     def foresee(self, tokens: torch.Tensor) -> torch.Tensor | None:
-        """What the draft predicts ``(B,)`` about the token after each of those ``(B,)`` drawn from the pass before.
+        """The draft's predictions ``(B,)`` about the token after each token ``(B,)`` drawn from the pass before.
 
         See `specctl.models.passes.forward.Foresee`; None if the draft does not predict it.
         """
@@ -291,11 +291,11 @@ class Row:
 
 @dataclass(slots=True)
 class GridReading(TextReading):
-    """Reads a text with a draft head: what it drafts in the round that begins at each position.
+    """Reads a text with a draft head, and records its drafts in the round that begins at each position.
 
-    At each start the draft has observed the states that it has in a live round: those of all but the newest token. See
+    At each start the draft has observed the same states as in a live round: those of all but the newest token. See
     `specctl.replay.play.play` for the joint distribution when sampling. One coin decides the verdict at a position for
-    all starts, so that starts differ only by what they draft.
+    all starts, so that starts differ only in their drafts.
     """
 
     _verifier: ReadText = field(init=False)
@@ -430,7 +430,7 @@ class GridReading(TextReading):
         return chosen, verdicts
 
     def _settle(self, row: Row) -> None:
-        """Let the verifier read what the draft alone drafted after a rejected token of a block."""
+        """Let the verifier read the draft's own continuation after a rejected token of a block."""
         if row.tail is None or not row.tail.drafted:
             return
         above = self._verifier.probs_after(row.tail.position, row.tail.to_read, len(row.tail.drafted))

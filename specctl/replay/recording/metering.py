@@ -97,8 +97,8 @@ def measure_batches(
 ) -> dict[int, CostTable]:
     """`CostTable.batches`: rounds of fixed lengths over several texts, timed as the hub runs them.
 
-    A round's two phases are the sums of all texts' shares and of their own work, so that what the host does for each
-    text is counted.
+    A round's two phases are the sums of all texts' shares and of their own work, so that the host's work for each text
+    is counted.
 
     Args:
         pair: with one draft, that `require_batches` accepts.
@@ -307,8 +307,8 @@ def timed_round(
 ) -> tuple[float, float]:
     """Milliseconds of drafting and of verifying one round of a fixed length; in a batch, this text's shares.
 
-    A draft head begins a round by reading what the round before it emitted, as many tokens as were accepted and one
-    more. It is timed after a half-accepted round of the same length.
+    A draft head begins a round by reading the tokens of the round before: the accepted ones and one more. It is timed
+    after a half-accepted round of the same length.
     """
     reread = min(length // 2, len(sequence) - 1) if pair.drafts[0].reads_states else 0
     forget(pair.drafts[0], len(sequence) - 1, reread)
