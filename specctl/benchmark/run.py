@@ -265,7 +265,7 @@ def _text(facts: dict[str, str]) -> str:
 
 
 def find_bounds(pair: Pair, runs: RoundRobin, prompts: Iterable[SuitePrompt], results: RunSet, emit: Emit) -> None:
-    """Add the oracle of Theorem 4.1, the first draft's stretches and the signal bound to finished results.
+    """Add bounds to finished results: Theorem 4.1's oracle, the first draft's stretches and the signal bound.
 
     Bounds that the results already contain are kept.
     """

@@ -61,7 +61,7 @@ class Asked:
 
     @property
     def tpot_ms(self) -> float | None:
-        """Time per token after the first piece; None for one token or one piece."""
+        """Time per token after the first piece; None for a single token or piece."""
         several = self.tokens > 1 and len(self.arrivals_ms) > 1
         return (self.arrivals_ms[-1] - self.arrivals_ms[0]) / (self.tokens - 1) if several else None
 

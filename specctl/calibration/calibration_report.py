@@ -282,7 +282,6 @@ def _near(found: Calibration) -> Table:
 
 
 def _costs(costs: CostTable, found: Calibration) -> list[Table]:
-    """A table of costs for each level."""
     implied = _implied_threshold(costs, found)
     theorem = "" if implied is None else f" Implied threshold of specdec++ (Theorem 4.3, D = 0): {implied:.3f}."
     tables = []

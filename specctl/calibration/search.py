@@ -108,7 +108,6 @@ def _priced(replays: Iterable[Replay], costs: CostTable, *signals: Iterable[Sign
 
 
 def _summed(setting: Setting, prompts: Sequence[str], replays: Iterable[Replay], ms: Iterable[float]) -> Score:
-    """The sums of each prompt's texts."""
     places = {prompt: place for place, prompt in enumerate(prompts)}
     columns = np.zeros((5, len(prompts)))
     for one, milliseconds in zip(replays, ms, strict=True):
@@ -323,7 +322,6 @@ def _by_family(scores: Iterable[Score]) -> dict[str, list[Score]]:
 
 
 def _warnings(traces: TraceSet, chosen_on: Sequence[str], reported_on: Sequence[str]) -> list[str]:
-    """Warnings about the outcome."""
     warnings = []
     if not reported_on:
         warnings.append("there is only one prompt, which both chose the setting and reports on it")

@@ -287,7 +287,6 @@ def bench(request: BenchRequest) -> None:
 
 
 def _run_or_read(request: BenchRequest) -> None:
-    """Show the results of a new run or of a file."""
     from specctl.benchmark.spec_bench import ANSWER_FILES
     from specctl.observing.results import read_results
 
@@ -407,7 +406,6 @@ def _run(request: BenchRequest, plan: "Plan", output: OutputFile | None) -> "Run
 def _starter(
     replication: Replication, plan: "Plan", progress: "TerminalProgress", *, foreign_head: bool
 ) -> "Callable[[], AbstractContextManager[TextEngine]]":
-    """A function that starts the replicas of a benchmark."""
     setup = {"plan": plan, "foreign_head": foreign_head}
     others = [
         table.model_copy(update={"head": head})
@@ -435,7 +433,6 @@ def replica(*, number: int, profile: "Profile", plan: "Plan", foreign_head: bool
 
 
 def _load(plan: "Plan", expected_tokens: int, progress: "TerminalProgress", *, foreign_head: bool) -> "Pair":
-    """Load the models of all candidates."""
     from specctl.peers.engines import ASSISTED
 
     candidates = plan.candidates

@@ -350,7 +350,6 @@ def _decide(
 
 
 def _facts(traces: "TraceSet") -> dict[str, Any]:
-    """The conditions of this calibration."""
     from specctl.calibration.calibrated import facts_of
 
     return facts_of(traces, shlex.join(["specctl", *sys.argv[1:]]))

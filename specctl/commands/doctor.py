@@ -171,7 +171,6 @@ def _run_line(tried: "Trial") -> str:
 
 
 def _pass_lines(tried: "Trial") -> list[str]:
-    """The pass times of each model, by engine."""
     lines = []
     for model, engines in groupby(tried.passes, attrgetter("model")):
         told = []
@@ -243,7 +242,6 @@ def _head_line(facts: "ModelFacts") -> str:
 
 
 def _tokens_line(facts: "ModelFacts") -> str:
-    """The number of tokens that a draft can write, in one line."""
     if facts.covered is None or facts.covers is None or facts.draft_tokens is None:
         return "all tokens"
     told = f"{facts.covered:.1%} of those counted, {facts.covers:.0%} expected of other texts"

@@ -223,7 +223,6 @@ def _answer_prompt(
     traced: OutputFile | None,
     progress: "TerminalProgress",
 ) -> None:
-    """Answer one prompt, live in a terminal."""
     from specctl.commands.watching import show_prompt, view_of
     from specctl.observing.record_stream import tracer
 

@@ -27,7 +27,7 @@ _NARROW, _COLUMN = 100, 27
 
 
 class CommandWithHelp(TyperCommand):
-    """A command with this help."""
+    """A command with our help."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - the formatter of typer is not used
         """Print the help on standard output."""
@@ -35,7 +35,7 @@ class CommandWithHelp(TyperCommand):
 
 
 class GroupWithHelp(TyperGroup):
-    """A group of commands with this help."""
+    """A group of commands with our help."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - the formatter of typer is not used
         """Print the help on standard output."""

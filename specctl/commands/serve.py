@@ -143,7 +143,6 @@ def serve(request: ServeRequest) -> None:
 
 
 def _require_extra() -> None:
-    """Raise UsageError if a required package is missing."""
     from importlib.util import find_spec
 
     if missing := [name for name in NEEDS if find_spec(name.replace("-", "_")) is None]:

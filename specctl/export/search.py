@@ -254,7 +254,6 @@ def _read_turns(
     pair: Pair,
     generator: torch.Generator,
 ) -> list[Trace]:
-    """Read the turns of a record again."""
     sampling = replace(
         Sampling.measured(answerer.settings_of(record), pair), verification="block" if reading.blocks else "token"
     )

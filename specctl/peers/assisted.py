@@ -35,8 +35,6 @@ class _Arrivals(BaseStreamer):
 
 
 class _Counter:
-    """Counts a model's forward passes."""
-
     def __init__(self, model: PreTrainedModel) -> None:
         self.count = 0
         model.register_forward_pre_hook(self._seen)

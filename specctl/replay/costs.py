@@ -367,7 +367,6 @@ class CostTable:
 
 
 def _rounded(value: Any) -> Any:
-    """Plain JSON values with rounded numbers."""
     if isinstance(value, dict):
         return {key: _rounded(each) for key, each in value.items()}
     if isinstance(value, list):

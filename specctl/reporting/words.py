@@ -64,7 +64,6 @@ def all_words() -> dict[str, list[str]]:
 
 @cache
 def _sections() -> Mapping[str, Sequence[Word]]:
-    """Every defined word, by section, for example by command."""
     installed = _PACKAGE / "_words.md"
     page = installed if installed.is_file() else _PACKAGE.parent / "docs" / "words.md"
     # Without the page, a report only lacks these meanings.

@@ -197,7 +197,7 @@ class TerminalProgress:
 
 
 class _Elapsed(TimeElapsedColumn):
-    """With its label: two bare times side by side are a riddle."""
+    """Labelled, because two bare times side by side are confusing."""
 
     def render(self, task: Task) -> Text:
         return Text.assemble(super().render(task), " elapsed")

@@ -413,7 +413,6 @@ class _Reading:
         previous: Sequence[float] | Sequence[Sequence[float]],
         predictors: Mapping[str, TrainedPredictor],
     ) -> torch.Tensor:
-        """`token_columns`."""
         found = token_columns(forward, chosen, previous, predictors, tops=self.tops)
         if self.top_logits:
             found[:, DISTRIBUTION_SIGNALS.index("top_prob")] = forward.logits.amax(-1).float()
