@@ -478,7 +478,7 @@ class OnnxPasses(Passes):
         return bound
 
     def _results_of(self, kind: _Kind) -> tuple[Results, dict[int, Any]]:
-        """Memory for the results of a kind of pass, shared by narrow ones, and the whole buffers behind the states."""
+        """Memory for the results of a kind of pass, shared by narrow ones, and the whole buffers of the states."""
         width, shared = max(kind.width, self._narrowest), kind.width <= BOUND_WIDTH
         if shared:
             logits, states = self._room(None, kind.rows), {layer: self._room(layer, width) for layer in kind.layers}

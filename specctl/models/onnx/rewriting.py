@@ -158,7 +158,7 @@ def pack(graph: ir.Graph, attention: ir.Node) -> None:
 
 
 def headed(value: ir.Value | None) -> ir.Value | None:
-    """The ``(1, H, T, D)`` value behind rows ``(1, T, H * D)``."""
+    """The ``(1, H, T, D)`` value that rows ``(1, T, H * D)`` come from."""
     reshape = made_by(value, "Reshape")
     return None if reshape is None else _turned(reshape.inputs[0])
 
@@ -231,7 +231,7 @@ def unwrap(graph: ir.Graph, attention: ir.Node) -> None:
 
 
 def _turned_back(by_token: ir.Value) -> ir.Value:
-    """The value behind a transposition to heads and back."""
+    """The value before a transposition to heads and back."""
     turn = only_use(by_token)
     back = only_use(turn.outputs[0]) if turn is not None and turn.op_type == "Transpose" else None
     if turn is None or back is None or back.op_type != "Transpose":
@@ -565,7 +565,7 @@ def _coded(weight: "np.ndarray", bits: int) -> "tuple[np.ndarray, np.ndarray, np
 
 
 def _above(value: ir.Value) -> ir.Node | None:
-    """The product behind a value, directly or through elementwise operations."""
+    """The product that a value comes from, directly or through elementwise operations."""
     node = value.producer()
     while node is not None and node.op_type not in ("MatMul", "FusedMatMul"):
         node = None if node.inputs[0] is None else node.inputs[0].producer()

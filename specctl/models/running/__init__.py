@@ -1,1 +1,1 @@
-"""Forward passes over one sequence: runners that extend and roll back, their caches and engines."""
+"""Forward passes over sequences: runners that extend and roll back, their caches and engines."""

@@ -1,4 +1,4 @@
-"""Many continuations of one text, each from its own position, over one shared cache."""
+"""Many continuations of one text, each from its own position, over a shared cache."""
 
 from collections.abc import Callable, Sequence
 
@@ -7,7 +7,7 @@ import torch
 from specctl.models.passes.forward import Forward
 from specctl.models.running.slot import Slot
 
-AT_ONCE = 64  # Branches in one forward pass: enough to fill it, few enough for the mask to stay small
+AT_ONCE = 64  # Branches in one forward pass: enough to fill it, with a mask that stays small
 
 Choose = Callable[[Sequence[int], Forward], list[int]]
 """Called with the numbers of some branches and the pass over their last tokens, one row for each; returns their next
@@ -24,15 +24,15 @@ def continue_branches(
     *,
     hidden: bool = False,
 ) -> None:
-    """Continue ``sequence[:start]`` and then a first token, for every start, by ``length`` tokens.
+    """For every start, continue ``sequence[:start]`` and a first token by ``length`` tokens.
 
     Args:
         runner: its cache holds any prefix of the sequence, before and afterwards.
         sequence: ids that the branches start from.
-        starts: how many of them each of the B branches keeps, at least 1.
+        starts: the number of its tokens that each of the B branches starts with, at least 1.
         first: each branch's first token.
-        length: how many tokens ``choose`` picks for each branch, or as many as the context has room for; it picks for
-            all branches as long as there is room for one.
+        length: the number of tokens to pick for each branch, limited by the context. Tokens are picked for all branches
+            while any of them has room.
         choose: picks the tokens.
         hidden: whether ``choose`` needs hidden states.
     """
@@ -43,7 +43,7 @@ def continue_branches(
         runner.rollback(max(some_starts))
         if pending := sequence[runner.length : max(some_starts)]:
             runner.extend(pending, keep=0)
-        # A branch that has filled the context goes on next to the others, and what it gets is not to be used.
+        # A branch that has filled the context continues with the others, but its further tokens are not to be used.
         for step in range(min(length, runner.context - min(some_starts))):
             if runner.holds_everything:
                 forward = _extended(runner, tokens, some_starts, step, hidden)
@@ -59,8 +59,8 @@ def _extended(runner: Slot, tokens: Sequence[int], starts: Sequence[int], step: 
     Args:
         runner: one that `holds_everything`.
         tokens: B ids, the next of each branch.
-        starts: how many tokens of the sequence each branch keeps.
-        step: how many tokens each branch already has.
+        starts: the number of the sequence's tokens that each branch starts with.
+        step: the number of tokens that each branch already has.
         hidden: whether hidden states are wanted.
     """
     count, prefix = len(tokens), runner.length - step * len(tokens)

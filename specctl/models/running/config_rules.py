@@ -1,8 +1,8 @@
-"""The rules of a target's generation_config.json about which tokens may follow a text, such as a repetition penalty.
+"""Token rules from a target's generation_config.json, such as a repetition penalty.
 
-transformers' own logits processors apply them, but for a repetition penalty alone, the rule that models mostly have:
-that needs neither torch nor a call for each row. Each rule here depends on the text before a token and on nothing else,
-so the target's distribution at a position is the same in target-only decoding and in a verification.
+transformers' own logits processors apply them. Most models have only a repetition penalty; it has its own
+implementation, without torch and without a call for each row. Each rule depends only on the text before a token, so the
+target's distribution at a position is the same in target-only decoding and in verification.
 """
 
 from collections.abc import Callable, Iterable, Sequence, Set
@@ -20,17 +20,18 @@ from specctl.models.running.text_rules import lone_repetition_penalty, repetitio
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a rule is made for."""
+    """The inputs for making a rule."""
 
     eos: list[int]  # ids that end a sequence, at least one
     vocabulary: int  # V, the width of the logits
-    device: str  # of the logits
+    device: str  # the device of the logits
 
 
 Maker = Callable[[Any, Context], Any]
 
 
-# A word with an id beyond the vocabulary can never be written; transformers' processors take none, nor an empty list.
+# A word with an id beyond the vocabulary can never occur; transformers' processors accept neither such ids nor an empty
+# list.
 def _bad_words(words: Any, context: Context) -> transformers.NoBadWordsLogitsProcessor | None:
     known = [list(word) for word in words if all(token < context.vocabulary for token in word)]
     return transformers.NoBadWordsLogitsProcessor(known, context.eos) if known else None
@@ -60,7 +61,7 @@ _MAKERS: dict[str, Maker] = {
 def config_rules(
     config: transformers.GenerationConfig, eos: Set[int], vocabulary: int, device: torch.device
 ) -> TokenRule | None:
-    """The rules of a generation configuration, see `TokenRules.of`; None if it has none."""
+    """The token rules of a generation configuration, see `TokenRules.of`; None without rules."""
     if (penalty := lone_repetition_penalty(config)) is not None:
         return None if penalty == 1 else repetition_rule(penalty, vocabulary)
     rules = TokenRules.of(config, eos, vocabulary, device)
@@ -71,8 +72,8 @@ class TokenRules:
     """Rules about which tokens may follow a text.
 
     Args:
-        processors: logits processors, each a function of the text and the scores alone.
-        device: where they compute; None for where the logits are.
+        processors: logits processors that depend only on the text and the scores.
+        device: the device that they run on; None for the logits' device.
     """
 
     def __init__(self, processors: Iterable[Any], device: torch.device | None = None) -> None:

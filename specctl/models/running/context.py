@@ -1,4 +1,4 @@
-"""How many tokens a model can hold, and how many of those it holds another text begins with."""
+"""The longest sequence that a model can hold, and the reusable prefix of the last one."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -8,7 +8,7 @@ from specctl.models.passes.watching import decoder
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
-ENDLESS = 1 << 31  # The context of what has no limit of its own
+ENDLESS = 1 << 31  # The context of a model without a limit
 NAMES = ("max_position_embeddings", "max_seq_len", "max_target_positions", "n_positions")
 """What configurations call it, besides the names that transformers' ``attribute_map`` gives to the first."""
 TABLES = frozenset({"embed_positions", "position_embeddings", "positions_embed", "wpe"})
@@ -23,13 +23,13 @@ prompts have save nothing, and would make the rounding of each text depend on th
 
 
 def context_length(model: "PreTrainedModel | PreTrainedConfig") -> int | None:
-    """The most tokens of a sequence: the rows of the model's table of positions, else what its configuration says.
+    """The most tokens of a sequence: the size of the model's position table, else the limit in its configuration.
 
     Args:
         model: or its configuration alone, where there are no weights yet.
 
     Returns:
-        None where there is no limit: positions are relative, or a state stands for the text.
+        None without a limit, as with relative positions or a recurrent state.
     """
     from torch import nn
 
@@ -39,7 +39,7 @@ def context_length(model: "PreTrainedModel | PreTrainedConfig") -> int | None:
             if isinstance(part, nn.Embedding) and name.rpartition(".")[2] in TABLES:
                 return part.num_embeddings - int(
                     getattr(part, "offset", 0)
-                )  # the first rows of OPT's stand for no place
+                )  # OPT's first rows do not stand for positions
         config = model.config
     text = config.get_text_config(decoder=True)
     limits = (getattr(text, name, None) for name in NAMES)
@@ -48,14 +48,15 @@ def context_length(model: "PreTrainedModel | PreTrainedConfig") -> int | None:
 
 
 def extended(limit: int, rotation: Mapping[str, Any] | None, family: str) -> int:
-    """The most tokens of a sequence where positions may be rotated so that the model holds more than it names.
+    """The most tokens of a sequence, where scaled rotary embeddings extend the configuration's limit.
 
-    It is what vLLM derives (``_get_and_verify_max_len`` in its ``config/model.py``): the limit times the ``factor``,
-    for YaRN ``original_max_position_embeddings`` times the factor. Gemma 3 names its extended context.
+    As in vLLM (``_get_and_verify_max_len`` in its ``config/model.py``), this is the limit times the ``factor``, for
+    YaRN ``original_max_position_embeddings`` times the factor. Gemma 3's configuration has its extended context
+    already.
 
     Args:
-        limit: that the configuration names.
-        rotation: ``rope_parameters`` or ``rope_scaling``, also by type of layer; None where there is none.
+        limit: the limit in the configuration.
+        rotation: ``rope_parameters`` or ``rope_scaling``, possibly by type of layer; None without one.
         family: ``model_type`` of the text model.
     """
     told = rotation or {}
@@ -78,7 +79,7 @@ def extended(limit: int, rotation: Mapping[str, Any] | None, family: str) -> int
 
 
 def common_beginning(first: Sequence[int], second: Sequence[int]) -> int:
-    """How many ids two texts share from the first one on; 0 where it is fewer than `WORTH_KEEPING`."""
+    """The length of two texts' common prefix; 0 if it is shorter than `WORTH_KEEPING`."""
     if list(first[:WORTH_KEEPING]) != list(second[:WORTH_KEEPING]):
         return 0
     most = min(len(first), len(second))

@@ -1,4 +1,4 @@
-"""Any causal language model of transformers and its KV cache, for one sequence."""
+"""Any causal language model of transformers with a KV cache, for one sequence."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -32,8 +32,8 @@ through a pass of their own, after which the state is saved."""
 class EagerPasses(Passes):
     """Any causal LM of transformers, over a cache that grows with the sequence.
 
-    A recurrent state cannot go back token by token: a rollback restores the last state saved before that point, so that
-    the caller's next pass reads the accepted tokens again.
+    A recurrent state cannot go back token by token. A rollback restores the last state saved before that point, and the
+    caller's next pass reads the accepted tokens again.
 
     Args:
         model: in eval mode, on its device or devices.
@@ -63,7 +63,7 @@ class EagerPasses(Passes):
         self.no_rows = self._no_rows(model)
         self.whole_prompts = reads_prompts_whole(model)
         self.context = context_length(model) or ENDLESS
-        # Over several devices accelerate's hooks move inputs to the first and bring logits back to it.
+        # Over several devices, accelerate's hooks move inputs to the first device and return the logits to it.
         self.device = device_of(model)
 
     @staticmethod
@@ -85,9 +85,9 @@ class EagerPasses(Passes):
     def _begin(self) -> None:
         self._cache = empty_cache(self._model.config, recurrent=self._recurrent)
         self._state = RecurrentState(self._cache, self._recurrent)
-        self._fresh = True  # no pass since the last rollback
-        self._saved = False  # the recurrent state, since then
-        self._floor = 0  # layers that were trimmed cannot go back to before it
+        self._fresh = True  # whether no pass has run since the last rollback
+        self._saved = False  # whether the recurrent state was saved since then
+        self._floor = 0  # trimmed layers cannot go back further than this
         self.length = 0
 
     def forward(self, requests: Sequence[Request]) -> list[Forward]:
@@ -102,9 +102,10 @@ class EagerPasses(Passes):
 
     def _read(self, tokens: Sequence[int], keep: int, hidden: bool) -> Forward:
         parts: list[Forward] = []
-        # A pass with at most one row, right after a rollback, reads tokens that stay; later ones may be taken back.
+        # A pass with at most one row of logits, right after a rollback, reads tokens that stay; later ones may be
+        # rolled back.
         if self._recurrent and not self._saved and not (self._fresh and keep <= 1):
-            # Of a prompt that has to be read whole that is its last one too, whose logits are wanted.
+            # A prompt that must be read whole includes its last token, to compute its logits.
             behind = keep - 1 if self.whole_prompts and not self.length else keep
             stay = max(len(tokens) - behind, 1 - self.length) if self._fresh else 0
             if stay > (REREAD if self.length else 0):
@@ -138,9 +139,10 @@ class EagerPasses(Passes):
         return Forward(logits, last, self._watch.take(), self.draft_vocabulary)
 
     def _last_states(self, kept: slice) -> torch.Tensor:
-        """The states ``(keep, D)`` after the final norm in the last pass, which a spread model has on its last device.
+        """The states ``(keep, D)`` after the final norm in the last pass; a model on several devices has them on its
+        last one.
 
-        Asked for all hidden states, transformers would bring those of every layer to the first.
+        transformers' own hidden states would move those of every layer to the first device.
         """
         found = self._last.take()
         assert found is not None
@@ -180,9 +182,9 @@ class EagerPasses(Passes):
         return self.rollback(slot, start + len(path))
 
     def plain_cache(self, text: Sequence[int]) -> DynamicCache:
-        """A cache of transformers' own layers that holds exactly this text, which is cached here.
+        """A cache of transformers' own layers that holds exactly this text, already cached here.
 
-        Layers of full attention are copied; others may have dropped what they held, so that the text is read again.
+        Full-attention layers are copied. Others may have dropped entries, so for them the text is read again.
         """
         cache = DynamicCache(config=self._model.config)
         if all(isinstance(layer, BufferedLayer) for layer in self._cache.layers) and not self._recurrent:
@@ -203,7 +205,7 @@ class EagerPasses(Passes):
         if kept < max(self._floor, 1):
             self._begin()
             return 0
-        self._state.crop(self.length - kept)  # also with nothing to remove, for it trims too
+        self._state.crop(self.length - kept)  # even with nothing to remove, since this trims too
         if kept < self.length and self._recurrent:
             self._state.restore(kept)
         if self._trims_from is not None and self.length >= self._trims_from:

@@ -1,4 +1,4 @@
-"""What an engine is, and how a person asks for one."""
+"""The interface of engines, and the settings that select one."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -24,25 +24,26 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """The engine that a profile and a command ask for."""
+    """The engine settings of a profile and a command."""
 
     # engine, compile, deterministic, check: as in the profile
     engine: EngineName = "auto"
     compile: bool | Literal["auto"] = "auto"
     deterministic: bool = False
     check: bool = False
-    expected_tokens: int = 0  # how many will be generated in all, as far as is known
-    notice: Say = lambda _: None  # called with one line when a setting cannot be honoured
-    progress: Say = lambda _: None  # called with what is being prepared
-    trees: bool = False  # whether models are to read trees, where their engine has to be made for it
-    # how many threads an engine of its own may try on the CPU; None where it takes torch's number
+    expected_tokens: int = 0  # expected number of tokens to generate, 0 if unknown
+    notice: Say = lambda _: None  # called with one line for a setting that cannot be used
+    progress: Say = lambda _: None  # called with the name of what is being prepared
+    trees: bool = False  # whether models should read trees, for engines that must be built for that
+    # up to how many threads an engine with its own threads may try on the CPU; None for torch's number
     most_threads: int | None = None
-    # whether other processes run the same passes with other shares of the model, so that a pass that can only be run in
-    # another way than theirs is an error
+    # whether other processes run the same passes with other shards of the model; a pass that cannot run like theirs is
+    # then an error
     in_step: bool = False
-    rounding: str | None = None  # of one model, how the engine itself is to quantise it; None where it is not
-    keeps: bool = True  # of one model, whether torch's weights stay where torch does not run it
-    # of one model, gives its `model_hash`, which may take reading all of them; None where nothing does
+    # For one model, how the engine itself should quantise it; None for no quantisation by the engine.
+    rounding: str | None = None
+    keeps: bool = True  # for one model, whether torch's weights stay where torch does not run it
+    # for one model, returns its `model_hash`, which may read all files; None without files
     files: Callable[[], str | None] = lambda: None
 
     @classmethod
@@ -59,28 +60,28 @@ class EngineSettings:
 
 
 class Engine(ABC):
-    """A way to run models, as a profile's ``engine`` names it.
+    """A way to run models; profiles select one by ``engine``.
 
-    What it says of a model it says before the model's weights are loaded, too: of a skeleton.
+    Its methods about a model also accept a skeleton, before the weights are loaded.
     """
 
-    name: EngineName  # in profiles and reports
-    does: str  # what happens to a model that another engine hands over to this one, to follow the model's name
-    instead: EngineName = "eager"  # the engine that runs what this one cannot; ``auto`` for the choice without a wish
-    tried: bool = False  # whether its `build` may find that the model has to run by `instead`
-    captures: bool = False  # whether it captures passes, those of draft heads next to it too
+    name: EngineName  # the name in profiles and reports
+    does: str  # the effect on a model that another engine hands over, to follow the model's name
+    instead: EngineName = "eager"  # the engine for models that this one cannot run; ``auto`` for the default choice
+    tried: bool = False  # whether `build` may find that the model must run on `instead`
+    captures: bool = False  # whether it captures passes, also those of its draft heads
     compiles_heads: bool = True  # whether those may be compiled
-    spare: float = 1.25  # how many times as many tokens as they hold its buffers have room for right after they grew
-    kept: int = 0  # bytes that it keeps on a CUDA device for one model, besides weights and cache
-    making: float = 0.0  # memory that it takes once to make what it runs, as a multiple of the weights next to them
-    # values of ``quantize`` that it has forms of its own for, so that the model is loaded whole
+    spare: float = 1.25  # ratio of buffer size to cached tokens right after the buffers grew
+    kept: int = 0  # bytes that it holds on a CUDA device for one model, besides weights and cache
+    making: float = 0.0  # memory needed once for preparation, as a multiple of the weights, in addition to them
+    # values of ``quantize`` that it implements itself, so that the model is loaded whole
     forms: tuple[str, ...] = ()
 
     def require(self) -> None:  # noqa: B027 - most have what they need
-        """Raise a ModelError if a package is missing without which it runs nothing."""
+        """Raise a ModelError if a required package is missing."""
 
     def compiles(self, settings: EngineSettings) -> bool:  # noqa: ARG002 - for those that do
-        """Whether its passes are to be compiled."""
+        """Whether its passes will be compiled."""
         return False
 
     @abstractmethod
@@ -88,21 +89,21 @@ class Engine(ABC):
         """Why it cannot run a model, as the end of a sentence; None if it can."""
 
     def unasked(self, model: "PreTrainedModel", where: Where, settings: EngineSettings) -> str | None:  # noqa: ARG002
-        """Why it is taken where no engine is asked for, in a few words; None where it is not."""
+        """Why it is the default for a model, in a few words; None if it is not."""
         return None
 
     @abstractmethod
     def build(self, model: "PreTrainedModel", vocabulary: int, name: str, settings: EngineSettings) -> Slot | None:
-        """The runner of a model that it can run.
+        """The runner of a model that this engine can run.
 
         Args:
             model: in eval mode, on its device or devices.
             vocabulary: the pair's shared vocabulary.
-            name: the model's, in messages.
-            settings: as a command asks for them.
+            name: the model's name for messages.
+            settings: the command's settings.
 
         Returns:
-            None where it is `tried` and has found that it cannot or should not run the model.
+            None if the engine is `tried` and found that it cannot or should not run the model.
         """
 
 
@@ -110,29 +111,29 @@ class Engine(ABC):
 class Choice:
     """The engine that runs a model."""
 
-    engine: Engine  # it
-    why: str  # in a few words
+    engine: Engine  # the engine
+    why: str  # the reason, in a few words
     compiles: bool = False  # whether its passes are compiled
-    said: tuple[str, ...] = ()  # the settings that cannot be honoured, each to follow the model's name
-    # what runs the model where the engine, once tried, cannot or should not; None for one that is not
+    said: tuple[str, ...] = ()  # notices about settings that cannot be used, each to follow the model's name
+    # the choice if the engine, once tried, cannot or should not run the model; None for an engine that is not `tried`
     otherwise: "Choice | None" = None
-    asked: bool = False  # whether a person asked for the engine
+    asked: bool = False  # whether the user asked for the engine
 
     @property
     def name(self) -> str:
-        """Its engine as reports name it; two where they are tried against each other."""
+        """The engine's name for reports; two names where they are compared."""
         name = f"{self.engine.name}, compiled" if self.compiles else self.engine.name
         return name if self.otherwise is None or self.asked else f"{name} or {self.otherwise.name}"
 
     def build(self, model: "PreTrainedModel", vocabulary: int, name: str, settings: EngineSettings) -> Slot | None:
-        """As of `Engine`, after a notice of what cannot be honoured."""
+        """See `Engine.build`; first issues the notices."""
         for line in self.said:
             settings.notice(f"{name} {line}")
         return self.engine.build(model, vocabulary, name, replace(settings, compile=self.compiles))
 
 
 def eager(model: "PreTrainedModel", vocabulary: int) -> Slot:
-    """The runner of the eager engine, which is imported here: other engines need nothing of transformers."""
+    """The runner of the eager engine, imported lazily: other engines do not need transformers."""
     from specctl.models.running.eager import EagerPasses
     from specctl.models.running.rotating import rotating
 
@@ -140,7 +141,7 @@ def eager(model: "PreTrainedModel", vocabulary: int) -> Slot:
 
 
 def require_fixed_width(model: "PreTrainedModel") -> None:
-    """Raise a ModelError if a target's logits cannot be made independent of how many tokens it verifies at once.
+    """Raise a ModelError if a target's logits must depend on the number of tokens in a verification.
 
     Args:
         model: loaded, or its skeleton.
@@ -158,7 +159,7 @@ def require_fixed_width(model: "PreTrainedModel") -> None:
 
 
 def fixed_width(runner: Slot, model: "PreTrainedModel") -> Slot:
-    """A verifier whose logits do not depend on how many tokens it verifies at once.
+    """A verifier with logits that do not depend on the number of tokens in a verification.
 
     Raises:
         ModelError: see `require_fixed_width`.
@@ -168,17 +169,17 @@ def fixed_width(runner: Slot, model: "PreTrainedModel") -> Slot:
 
 
 def checked(runner: Slot, model: "PreTrainedModel", vocabulary: int, name: str) -> Slot:
-    """A target that is compared once with a fresh read, by eager passes, after its first rejected token."""
+    """A target that is compared once with a fresh read by eager passes, after its first rejected token."""
     return Slot(CheckedPasses(runner, lambda: eager(model, vocabulary), name))
 
 
 def engine_report(runner: Slot) -> str:
-    """A runner's engine, and which tokens a draft with another tokenizer drafts."""
+    """A runner's engine for reports, and the tokens of a draft with another tokenizer."""
     return runner.engine if runner.translates is None else f"{runner.engine} ({runner.translates})"
 
 
 def compiler_for(name: str, settings: EngineSettings) -> "Compiler | None":
-    """The compiler for a model that can be compiled; None where its passes are not to be."""
+    """The compiler for a model; None if its passes should not be compiled."""
     if not settings.compiles:
         return None
     from specctl.models.passes.compilation import Compiler

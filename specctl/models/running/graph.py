@@ -1,4 +1,4 @@
-"""Passes over preallocated buffers that are captured as CUDA graphs and replayed."""
+"""Passes over preallocated buffers, captured as CUDA graphs and replayed."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -21,12 +21,12 @@ from specctl.models.passes.watching import LayerWatch
 from specctl.models.running.passes import Passes, Request
 from specctl.models.running.static import WIDE, BatchOutputs, Shape, StaticBatch, StaticPasses
 
-WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, WIDEST)  # Passes are padded to the next of these
+WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, WIDEST)  # Passes are padded to the next of these widths
 CLASSES = tuple(next(known for known in WIDTHS if known >= width) for width in range(WIDEST + 1))
 """The padded width of each width."""
 UNPADDED = sum(width == place for place, width in enumerate(WIDTHS, start=1))
 """Passes of at most this many tokens are not padded."""
-READERS = 8  # The most readers whose passes are kept: records with temperatures of their own each bring another one
+READERS = 8  # The most readers with captured passes: each record with its own temperature adds one
 
 
 def width_class(width: int) -> int:
@@ -35,31 +35,31 @@ def width_class(width: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """A pass over tensors of its own, filled in before each replay."""
+    """A captured pass with its own input tensors, filled before each replay."""
 
-    # ``(2 T + U,)`` float64, which holds ids, positions and numbers of the host alike: T ids, T positions and U
-    # numbers, in one copy from the host
+    # ``(2 T + U,)`` float64 for ids, positions and host numbers alike: T ids, T positions and U numbers, in one copy
+    # from the host
     given: torch.Tensor
-    more: tuple[torch.Tensor | None, ...]  # further arguments; None for those that are numbers of the host or missing
-    replay: Callable[[], Any]  # runs the pass; the next replay overwrites its results
+    more: tuple[torch.Tensor | None, ...]  # further arguments; None for host numbers and missing ones
+    replay: Callable[[], Any]  # runs the pass; the next replay overwrites the results
 
 
 class Capturing(FixedBuffers):
-    """Passes over fixed buffers that captures each class of pass when it first runs and replays it from then on.
+    """Passes over fixed buffers that are captured by class on first use and replayed from then on.
 
-    A class is a width and a span. The tokens of a pass are padded to the width: padding stands after them, where
-    nothing attends to it and later tokens overwrite it. A span is a number of slots that covers the sequence; those
-    ahead of a token are masked. A draft step is captured with its reader, so that a draft token and its signals are
-    one replay and one small transfer; the draw's randomness and the previous numbers are copied in before a replay.
+    A class is a width and a span. A pass is padded to the width after its tokens, where no token attends to the padding
+    and later tokens overwrite it. A span is a number of slots that covers the sequence; those after a token are masked.
+    A draft step is captured with its reader, so that a draft token and its signals take one replay and one small
+    transfer. The draw's random number and the previous numbers are copied in before a replay.
 
     Args:
-        network: the model or draft head, as the runner takes it that captures.
+        network: the model or draft head, in the form that the capturing runner takes.
         vocabulary: as for `EagerPasses`.
-        capture: a `CudaCapture` of its own, or a stand-in for it.
-        name: the network's, in messages.
+        capture: a separate `CudaCapture`, or a stand-in for it.
+        name: the network's name for messages.
         compiler: compiles passes before they are captured; None to capture them uncompiled.
         notice: called with one line when a pass cannot be captured; from then on passes run uncaptured.
-        progress: called with what is being captured.
+        progress: called with the name of each pass that is captured.
     """
 
     captures = True
@@ -76,7 +76,7 @@ class Capturing(FixedBuffers):
         notice: Callable[[str], None] = lambda _: None,
         progress: Callable[[str], None] = lambda _: None,
     ) -> None:
-        # The class that it stands before in a runner's bases: each takes its network first.
+        # The next class in the runner's bases takes the network as its first argument.
         runner: Any = super()
         runner.__init__(network, vocabulary, capacity=2 * SHORTEST, compiler=compiler)
         self._capture: Capture | None = capture
@@ -91,17 +91,19 @@ class Capturing(FixedBuffers):
 
     @property
     def preparing_seconds(self) -> float | None:
-        """Wall time spent on compiling and capturing so far; None from when a pass could not be captured."""
+        """Wall time spent on compiling and capturing so far; None once a pass could not be captured."""
         return None if self._capture is None else self._seconds
 
     @property
     def widest_sample(self) -> int:
-        """Passes of more tokens than one are read too, as long as none of them is padded."""
+        """Passes of several tokens can sample too, as long as they are not padded."""
         return self._widest if self._capture is not None else super().widest_sample
 
     @property
     def runs_ahead(self) -> bool:
-        """Whether the next draft step may be started before the last one's numbers are read: a replay is one call."""
+        """Whether the next draft step may start before the last one's numbers are read. True: a replay is a single
+        call.
+        """
         return self._capture is not None
 
     def _run(self, kind: PassKind, tokens: Sequence[Token], *given: torch.Tensor | float | None) -> Any:
@@ -120,10 +122,10 @@ class Capturing(FixedBuffers):
         padded = [*known, *[0] * (width - len(tokens)), *range(self.length, self.length + width), *numbers]
         captured.given.copy_(staged(padded, self.device, torch.float64), non_blocking=True)
         if isinstance(tokens[0], torch.Tensor):
-            captured.given[0].copy_(tokens[0])  # it has not been to the host
+            captured.given[0].copy_(tokens[0])  # the token has not been on the host
         for argument, value in zip(captured.more, given, strict=True):
             if argument is not None and isinstance(value, torch.Tensor):
-                filled = argument[: len(value)] if value.dim() else argument  # rows of padding stay as they are
+                filled = argument[: len(value)] if value.dim() else argument  # rows of padding keep old values
                 filled.copy_(value)
         results = captured.replay()
         if kind.reader is None:
@@ -133,10 +135,10 @@ class Capturing(FixedBuffers):
         return [numbers_read, *(_copied(result, slice(None)) for result in others)]
 
     def _new(self, kind: PassKind, span: int, given: Sequence[torch.Tensor | float | None]) -> Captured | None:
-        """Capture a class of pass at the end of the sequence; None if that fails, and then for every later pass.
+        """Capture a class of pass at the end of the sequence. None if that fails, and then for every later pass.
 
         Raises:
-            RuntimeError: for another reason than the capture, such as memory that has run out.
+            RuntimeError: for a reason other than the capture, such as a lack of memory.
         """
         if self._capture is None:
             return None
@@ -172,7 +174,7 @@ class Capturing(FixedBuffers):
         return captured
 
     def _forget_readers(self, kind: PassKind) -> None:
-        """Drop all passes where there are too many readers: a graph that goes alone takes what the others use along."""
+        """Drop all passes if there are too many readers: a graph freed alone would free memory that the others use."""
         readers = {known.reader for known, _ in self._captured if known.reader is not None}
         if kind.reader is not None and kind.reader not in readers and len(readers) >= READERS:
             self._captured.clear()
@@ -185,14 +187,14 @@ class Capturing(FixedBuffers):
 
 
 def _copied(result: Any, kept: slice) -> Any:
-    """Some rows of a result, where the next replay does not overwrite them."""
+    """A copy of some rows of a result, which the next replay does not overwrite."""
     if isinstance(result, dict):
         return {name: _copied(value, kept) for name, value in result.items()}
     return None if result is None else result[kept].clone()
 
 
 class GraphPasses(Capturing, StaticPasses):
-    """`StaticPasses` that are captured; its model has no `obstacle`."""
+    """Captured `StaticPasses`; the model must have no `obstacle`."""
 
     def over(self, slots: int, width: int | None = None) -> Passes:
         if self._capture is None:
@@ -214,23 +216,23 @@ class GraphPasses(Capturing, StaticPasses):
 
 @dataclass(frozen=True, slots=True)
 class _Captured:
-    """A pass over ``given`` of `StaticBatch._packed`, filled in before each replay, which overwrites its results."""
+    """A pass over ``given`` of `StaticBatch._packed`, filled before each replay, which overwrites the results."""
 
     given: torch.Tensor
     replay: Callable[[], Any]
 
 
 class GraphBatch(StaticBatch):
-    """`StaticBatch` whose passes are captured by classes, so that one over any sequences is a copy and a replay.
+    """A `StaticBatch` with passes captured by class, so that a pass over any sequences is a copy and a replay.
 
-    A class is a number of sequences, a power of two or all there are; a width; a span; and whether logits of the last
-    tokens alone are wanted, or of all. Missing sequences are padding.
+    A class is a number of sequences (a power of two, or all), a width, a span, and whether logits are wanted for the
+    last tokens only or for all. Missing sequences are padding.
 
     Args:
-        model, slots, vocabulary, watch, last, width: as there.
-        capture: a `CudaCapture` of its own, or a stand-in for it.
+        model, slots, vocabulary, watch, last, width: see `StaticBatch`.
+        capture: a separate `CudaCapture`, or a stand-in for it.
         notice: called with one line when a pass cannot be captured; from then on passes run uncaptured.
-        name: the model's, in messages.
+        name: the model's name for messages.
     """
 
     def __init__(
@@ -252,7 +254,7 @@ class GraphBatch(StaticBatch):
 
     @property
     def _made(self) -> bool:
-        """Whether all buffers are there: memory may have run out between two layers of the first pass."""
+        """Whether all buffers exist: memory may have run out between two layers of the first pass."""
         return all(layer.is_initialized for layer in self._layers)
 
     def _shape(self, requests: Sequence[Request], longest: int) -> Shape:
@@ -271,15 +273,15 @@ class GraphBatch(StaticBatch):
             return super()._results(shape, packed, hidden)
         captured.given.copy_(staged(packed, self._device, torch.int64), non_blocking=True)
         logits, states, last = captured.replay()
-        # Texts hold on to what they were given while others have the next pass.
+        # Texts hold on to their results during the others' next pass.
         seen = None if states is None else {layer: rows.clone() for layer, rows in states.items()}
         return logits.clone(), seen, None if last is None else last.clone()
 
     def _new(self, shape: Shape, packed: Sequence[int], hidden: bool) -> _Captured | None:
-        """Capture a class of pass; None if that fails, and then for every later one.
+        """Capture a class of pass. None if that fails, and then for every later one.
 
         Raises:
-            RuntimeError: for another reason than the capture, such as memory that has run out.
+            RuntimeError: for a reason other than the capture, such as a lack of memory.
         """
         if self._capture is None:
             return None

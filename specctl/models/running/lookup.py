@@ -1,4 +1,4 @@
-"""A draft without weights: what followed where the text's end occurred before."""
+"""A draft without weights: the tokens after an earlier occurrence of the text's last tokens."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -14,16 +14,16 @@ from specctl.models.running.passes import Passes, Request
 class Match(NamedTuple):
     """An earlier occurrence of the text's last tokens."""
 
-    length: int  # how many tokens occur again, at least 1
-    end: int  # the place after the occurrence: the index of the token that followed it
+    length: int  # the number of matching tokens, at least 1
+    end: int  # the index after the occurrence, of the token that followed it
 
 
 class SuffixIndex:
-    """A hash of the n-grams of a text, each with its latest place; what was appended can be taken back.
+    """A hash of a text's n-grams with the latest position of each; appended tokens can be removed again.
 
-    The longest n-gram at the text's end that occurred before is its match, and of several occurrences the latest one.
-    Both `append` and `truncate` take time in proportion to ``longest`` for each token, whatever the length of the text.
-    A suffix automaton has no bound on the match, but neither knows the latest occurrence nor can go back cheaply.
+    The match is the longest n-gram at the text's end that occurred before, in its latest occurrence. `append` and
+    `truncate` take time proportional to ``longest`` for each token, independent of the text's length. A suffix
+    automaton has no bound on the match, but it neither knows the latest occurrence nor can go back cheaply.
 
     Args:
         longest: the most tokens of a match, at least 1.
@@ -32,8 +32,8 @@ class SuffixIndex:
     def __init__(self, longest: int) -> None:
         self._longest = longest
         self._tokens: list[int] = []
-        self._latest: dict[tuple[int, ...], int] = {}  # the place after each n-gram's latest occurrence
-        self._earlier: list[list[int]] = []  # for each token: where the n-grams that end with it occurred before
+        self._latest: dict[tuple[int, ...], int] = {}  # the index after each n-gram's latest occurrence
+        self._earlier: list[list[int]] = []  # for each token, the earlier occurrences of the n-grams that end with it
 
     def __len__(self) -> int:
         return len(self._tokens)
@@ -45,12 +45,12 @@ class SuffixIndex:
 
     @property
     def match(self) -> Match | None:
-        """The longest match of the text's end, the latest one of that length; None if the last token is new."""
+        """The longest match of the text's last tokens, in its latest occurrence; None if the last token is new."""
         earlier = self._earlier[-1] if self._earlier else ()
         return Match(len(earlier), earlier[-1]) if earlier else None
 
     def append(self, tokens: Sequence[int]) -> None:
-        """Add tokens to the text's end."""
+        """Append tokens to the text."""
         text, latest, places = self._tokens, self._latest, self._earlier
         for token in tokens:
             text.append(token)
@@ -64,7 +64,9 @@ class SuffixIndex:
             places.append(earlier)
 
     def found(self, tokens: Sequence[int]) -> Match | None:
-        """The longest end of other tokens that occurs in the text, the latest occurrence; None if the last is new."""
+        """The longest suffix of other tokens that occurs in the text, in its latest occurrence; None if the last token
+        is new.
+        """
         found: Match | None = None
         for size in range(1, min(self._longest, len(tokens)) + 1):
             place = self._latest.get(tuple(tokens[-size:]))
@@ -74,7 +76,7 @@ class SuffixIndex:
         return found
 
     def truncate(self, length: int) -> None:
-        """Take back all but the first ``length`` tokens, as if they had never been there."""
+        """Remove all but the first ``length`` tokens, as if they had never been added."""
         if not length:
             self._tokens.clear()
             self._latest.clear()
@@ -82,7 +84,7 @@ class SuffixIndex:
         while len(self._tokens) > length:
             earlier = self._earlier.pop()
             for size, key in enumerate(self._ends(len(self._tokens))):
-                # An n-gram that occurred before ends in shorter ones that did.
+                # An n-gram that occurred before has suffixes that did, too.
                 if size < len(earlier):
                     self._latest[key] = earlier[size]
                 else:
@@ -90,7 +92,7 @@ class SuffixIndex:
             self._tokens.pop()
 
     def _ends(self, place: int) -> list[tuple[int, ...]]:
-        """The n-grams that end before a place, from a single token to the longest."""
+        """The n-grams that end at a position, from a single token to the longest."""
         last = self._tokens[max(0, place - self._longest) : place]
         return [tuple(last[start:]) for start in range(len(last) - 1, -1, -1)]
 
@@ -100,10 +102,10 @@ LONGEST_MATCH = 6
 
 
 class LookupPasses(Passes):
-    """A draft that predicts the token which followed the latest occurrence of the text's end.
+    """A draft that predicts the token after the latest occurrence of the text's last tokens.
 
-    Its logits are one-hot, or all 0 where the last token is new. Drafting does not read them: `index` shows the match
-    without a row for the whole vocabulary.
+    Its logits are one-hot, or all 0 where the last token is new. Drafting does not read the logits, since `index` gives
+    the match directly.
 
     Args:
         vocabulary: V, the length of a row of logits.

@@ -1,4 +1,6 @@
-"""Whether a model computes one function of a text, whatever passes read it in: drafting and batching change them."""
+"""Checks that a model computes one function of a text, no matter how passes divide it: drafting and batching change
+that.
+"""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -31,21 +33,21 @@ BEFORE = 48
 
 
 def apart(mine: torch.Tensor, theirs: torch.Tensor) -> float:
-    """The largest difference of two tensors as a share of the second's standard deviation; infinite with a NaN."""
+    """The largest difference of two tensors as a share of the second one's standard deviation; infinite with a NaN."""
     mine, theirs = mine.float(), theirs.float()
     difference = torch.where(mine == theirs, 0.0, (mine - theirs).abs())  # some models mask logits with infinity
     if not difference.any():
-        return 0.0  # perhaps without any spread
+        return 0.0  # there may be no spread
     numbers = theirs[theirs.isfinite()]
     found = float(difference.max() / numbers.std()) if len(numbers) > 1 else float("inf")
     return found if found == found else float("inf")
 
 
 def widths_apart(runner: Slot, vocabulary: int) -> float:
-    """The largest difference that the widths of passes make, as `apart` measures it.
+    """The largest difference between passes of different widths, as `apart` measures it.
 
-    The same tokens are read in one wide pass, in passes of 1, 2, 5 and 8, and where the runner can as a tree with a
-    branch before them, which moves them to other places of the cache.
+    The same tokens are read in one wide pass, in passes of 1, 2, 5 and 8, and, if the runner can, in a tree after
+    another branch, which moves them to other cache slots.
 
     Args:
         runner: any; its cache is empty afterwards.
@@ -68,7 +70,7 @@ def widths_apart(runner: Slot, vocabulary: int) -> float:
 
 
 def _swept(runner: Slot, text: Sequence[int], start: int, widths: Sequence[int]) -> torch.Tensor:
-    """The logits of a text from ``start`` on, read in passes of these widths."""
+    """The logits of a text from ``start`` on, from passes of these widths."""
     _back_to(runner, text, start)
     rows = []
     for width in widths:
@@ -78,12 +80,12 @@ def _swept(runner: Slot, text: Sequence[int], start: int, widths: Sequence[int])
 
 
 def _grown(runner: Slot, text: Sequence[int], start: int, widths: Sequence[int]) -> torch.Tensor:
-    """The same as one branch of a tree, which passes of these widths grow; a token of another stands before it."""
+    """The same for one branch of a tree, grown by passes of these widths; another branch's token comes before it."""
     _back_to(runner, text, start)
     rows = []
     tokens, parents = [text[start], text[0], *text[start + 1 : start + sum(widths)]], [0, 0, *range(2, sum(widths))]
     read = 0
-    for width in [1 + widths[0] + widths[1], *widths[2:]]:  # a tree's first pass has its root and more
+    for width in [1 + widths[0] + widths[1], *widths[2:]]:  # a tree's first pass includes its root
         part, above = tokens[read : read + width], parents[max(read - 1, 0) : read + width - 1]
         rows.append(torch.as_tensor(runner.extend_tree(part, above, before=read).logits).clone())
         read += width
@@ -99,9 +101,9 @@ def _back_to(runner: Slot, text: Sequence[int], start: int) -> None:
 
 
 def width_fault(model: "PreTrainedModel", vocabulary: int) -> str | None:
-    """Why drafting would change the text of a model whose weights are quantised; None where it would not.
+    """Why drafting would change the text of a model with quantised weights; None if it would not.
 
-    What such weights compute may depend on the width of a pass, by more than other products do.
+    Results with such weights may depend on the width of a pass by more than ordinary rounding.
 
     Args:
         model: one that torch runs.
@@ -121,7 +123,8 @@ def width_fault(model: "PreTrainedModel", vocabulary: int) -> str | None:
 PROMPT, LENGTH = 6, 16
 """Tokens of the text's first pass over a cache, and of the whole text: more than the windows of no real model, few
 enough that the check takes about as long as three words do."""
-DIFFERENT = 4  # How many ids the text has: some models break a tie between equal tokens by how many others a pass reads
+# The number of different ids in the text: some models break ties between equal tokens by the other tokens of a pass.
+DIFFERENT = 4
 FACTOR = {torch.float32: 32.0, torch.float64: 32.0}
 LOW_FACTOR = 2.0
 """How many times further than `jittered` logits those of other passes may be off, by dtype, else the second.
@@ -134,18 +137,18 @@ were wrong it was from 100,000 times on in float32, and from 2.3 and 18 times on
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a check has found."""
+    """The result of a check."""
 
-    apart: float = 0.0  # how far logits of passes over a cache are off, as a share of the logits' standard deviation
-    most: float = 0.0  # how far rounding explains
-    failure: str | None = None  # the error in which such passes ended; None where they did not
+    apart: float = 0.0  # error of the logits of passes over a cache, as a share of the logits' standard deviation
+    most: float = 0.0  # the largest error that rounding explains
+    failure: str | None = None  # the error that such passes raised; None without one
 
     @property
     def wrong(self) -> bool:
         return self.failure is not None or not self.apart <= self.most
 
     def told(self, over: str = "a cache") -> str:
-        """What is wrong, as the end of a sentence, with what the passes were over."""
+        """What is wrong and in which passes, as the end of a sentence."""
         if self.failure is not None:
             return f"its passes over {over} fail ({self.failure})"
         return (
@@ -155,9 +158,9 @@ class Reading:
 
 
 def over_cache(model: PreTrainedModel, vocabulary: int, other: Slot | None = None) -> Reading:
-    """Compare one pass over a text with passes of 1 and of 5 tokens over a cache, some of them taken back.
+    """Compare one pass over a text with passes of 1 and of 5 tokens over a cache, with rollbacks between some of them.
 
-    A model that limits its time step in wide passes only (Mamba 2) is compared with what ``generate`` makes of it: the
+    A model that limits its time step in wide passes only (Mamba 2) is compared with the passes of ``generate``: the
     prompt in one pass, and the rest token by token.
 
     Args:
@@ -172,7 +175,7 @@ def over_cache(model: PreTrainedModel, vocabulary: int, other: Slot | None = Non
     try:
         with torch.inference_mode():
             runner = other or eager(model, vocabulary)
-            runner.begin(LENGTH)  # rotations go by the whole text, as in one pass
+            runner.begin(LENGTH)  # rotations follow the whole text's length, as in one pass
             expected, whole = _expected(model, vocabulary, text, other)
             parts = [_errors(rows, expected[places]) for places, rows in _read(runner, text, wrong)]
             runner.rollback(0)
@@ -185,11 +188,11 @@ def over_cache(model: PreTrainedModel, vocabulary: int, other: Slot | None = Non
 
 
 def over_rows(model: PreTrainedModel, vocabulary: int, most: float) -> Reading | None:
-    """Compare one pass over a text with passes over two texts and fixed buffers; None where none are possible.
+    """Compare one pass over a text with passes over two texts and fixed buffers; None if the model cannot run those.
 
     Args:
-        model, vocabulary: see `over_cache`, which has found nothing wrong.
-        most: how far rounding explains, as that has found.
+        model, vocabulary: see `over_cache`, which must have found nothing wrong.
+        most: the error that rounding explains, from `over_cache`.
 
     Raises:
         torch.OutOfMemoryError: and other errors of a device that is out of memory.
@@ -221,11 +224,11 @@ def over_rows(model: PreTrainedModel, vocabulary: int, most: float) -> Reading |
 
 
 def _texts(model: PreTrainedModel, vocabulary: int) -> tuple[list[int], list[int]]:
-    """Ids of a text, and others: none of those that a configuration gives a meaning."""
+    """Ids of a text, and other ids; none that a configuration gives a meaning."""
     draws = torch.Generator().manual_seed(12)
     told = [model.config.to_dict(), model.config.get_text_config(decoder=True).to_dict()]
     special = {value for one in told for name, value in one.items() if isinstance(value, int) and "token" in name}
-    # Padding, controls and pictures have the first ids and the last.
+    # Padding, control and picture ids are the first and the last ones.
     usual = [*range(vocabulary // 4, vocabulary - vocabulary // 4)]
     some = [usual[place] for place in torch.randperm(len(usual), generator=draws)[: 4 * DIFFERENT].tolist()]
     some = [token for token in some if token not in special][:DIFFERENT] or [0]
@@ -237,7 +240,7 @@ def _texts(model: PreTrainedModel, vocabulary: int) -> tuple[list[int], list[int
 def _expected(
     model: PreTrainedModel, vocabulary: int, text: Sequence[int], other: Slot | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The logits ``(LENGTH, V)`` after each token of a text that others are compared with, and those of one pass."""
+    """The reference logits ``(LENGTH, V)`` after each token of a text, and those of one pass."""
     if other is not None:
         other.begin(LENGTH)
         other.rollback(0)
@@ -255,7 +258,7 @@ def _expected(
 
 
 def _whole(model: PreTrainedModel, vocabulary: int, text: Sequence[int]) -> torch.Tensor:
-    """The logits ``(T, V)`` of a pass without a cache and a mask, with the positions that ``generate`` gives."""
+    """The logits ``(T, V)`` of a pass without a cache and a mask, with the positions of ``generate``."""
     ids = torch.tensor([list(text)], device=device_of(model))
     known, given = signature(model.forward).parameters, dict[str, Any]()
     if "position_ids" in known:
@@ -267,7 +270,9 @@ def _whole(model: PreTrainedModel, vocabulary: int, text: Sequence[int]) -> torc
 
 
 def _read(runner: Slot, text: Sequence[int], wrong: Sequence[int]) -> Iterator[tuple[list[int], torch.Tensor]]:
-    """Read a text over a cache, first as it is and then with other tokens taken back: places, and logits there."""
+    """Read a text over a cache, first directly and then with rollbacks of other tokens: positions, and the logits
+    there.
+    """
     runner.rollback(0)
     rows = [_rows(runner.extend(text[:PROMPT], 1))]
     rows += [_rows(runner.extend([token], 1)) for token in text[PROMPT : PROMPT + 2]]
@@ -281,7 +286,7 @@ def _read(runner: Slot, text: Sequence[int], wrong: Sequence[int]) -> Iterator[t
 
 
 def _after(runner: Slot, text: Sequence[int], start: int, width: int) -> torch.Tensor:
-    """The logits of ``width`` tokens from ``start`` on, where the cache held others."""
+    """The logits of ``width`` tokens from ``start`` on, after other tokens there were rolled back."""
     runner.rollback(start)
     return _rows(runner.extend(text[runner.length : start + width], width))
 
@@ -289,7 +294,7 @@ def _after(runner: Slot, text: Sequence[int], start: int, width: int) -> torch.T
 def _explained(
     model: PreTrainedModel, vocabulary: int, text: Sequence[int], whole: torch.Tensor, other: Slot | None
 ) -> float:
-    """How far logits may be off for rounding alone."""
+    """The logits' error that rounding alone explains."""
     own = ROUNDING.get(model.dtype, ROUNDING[torch.float32])
     if other is not None:
         return own
@@ -301,9 +306,9 @@ def _explained(
 
 @contextmanager
 def jittered(model: torch.nn.Module) -> Iterator[None]:
-    """Move every number that a module without others in it gives by one unit in its last place, up or down by chance.
+    """Move every output number of a model's innermost modules by one unit in the last place, up or down at random.
 
-    The change of the logits shows how far rounding alone may move them in this model and this dtype.
+    The change of the logits shows how much rounding alone may change them in this model and dtype.
     """
     draws = torch.Generator().manual_seed(5)
 
@@ -322,12 +327,12 @@ def jittered(model: torch.nn.Module) -> Iterator[None]:
 
 
 def _rows(forward: Forward) -> torch.Tensor:
-    """The logits of a pass, which the next may overwrite."""
+    """A copy of a pass's logits, which the next pass may overwrite."""
     return torch.as_tensor(forward.columns).float().clone()
 
 
 def _errors(mine: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:  # (R, V), (R, V) -> (R,)
-    """How far rows of logits are off as a share of their spread, as a root mean square; infinite with a NaN."""
+    """The root mean square error of each row of logits, as a share of the row's spread; infinite with a NaN."""
     finite = theirs.isfinite()  # some models mask logits with infinity
     off = torch.where(mine == theirs, 0.0, (mine - theirs).abs()).nan_to_num(torch.inf)
     spreads = torch.stack([row[some].std() for row, some in zip(theirs, finite, strict=True)])
@@ -335,7 +340,7 @@ def _errors(mine: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:  # (R, V)
 
 
 def _middle(errors: torch.Tensor) -> float:
-    """That of the median row: a few are far off where rounding has sent a token to other experts."""
+    """The error of the median row: a few rows are far off where rounding has sent a token to other experts."""
     return float(errors.median())
 
 

@@ -1,1 +1,1 @@
-"""Schemas and other grammars: compiled within bounds, and what was written checked against them."""
+"""Schemas and other grammars: compiled with limits, and finished texts checked against them."""

@@ -1,7 +1,7 @@
-"""Grammars about a text: a JSON schema, a regular expression or a Lark grammar says which tokens may come next.
+"""Grammars for a text: a JSON schema, a regular expression or a Lark grammar restricts the next tokens.
 
-llguidance reads them. Of a tokenizer's ids it allows those after which the text can still be finished, so that the
-target's distribution is that of its logits over these ids, for each text before a token.
+llguidance evaluates them. It allows exactly the ids after which the text can still be completed. So at each position
+the target's distribution is that of its logits over these ids.
 """
 
 import json
@@ -31,20 +31,20 @@ if TYPE_CHECKING:
     from specctl.profile.schema import SamplingTable
 
 INVALID = "invalid_grammar"
-FAILED = "grammar_failed"  # The kind of an error in the middle of a text, whose grammar could be compiled
-UNFIT = "unfit_text"  # The kind of an error about a text that ended and does not fit its schema
-KEPT = 64  # Grammars that are kept ready for texts to come
-KEPT_BYTES = 1 << 30  # What those may take together
-SLOW_SECONDS = 0.1  # Processor time from which on a grammar waits for the passes, and waits for others like it
-Source = tuple[str, str]  # What `source_of` gives
+FAILED = "grammar_failed"  # Error type for a failure in the middle of a text, after its grammar was compiled
+UNFIT = "unfit_text"  # Error type for a finished text that does not fit its schema
+KEPT = 64  # Number of cached grammars
+KEPT_BYTES = 1 << 30  # Their largest total memory
+SLOW_SECONDS = 0.1  # From this processor time on, a grammar runs at low priority, and waits for other slow ones
+Source = tuple[str, str]  # The result of `source_of`
 Allowed = npt.NDArray[np.bool_]
 
 
 class GrammarRule:
-    """A `TokenRule` for one text: what may follow is what a grammar lets follow what was written after the prompt.
+    """A `TokenRule` for one text: a grammar restricts the tokens generated after the prompt.
 
     Args:
-        matcher: at the grammar's beginning.
+        matcher: at the start of the grammar.
         prompt: ids before the text that the grammar is about.
         vocabulary: V, the width of the logits.
         eos: ids that end the text.
@@ -54,17 +54,17 @@ class GrammarRule:
         self.prompt = tuple(prompt)
         self._start, self._vocabulary, self._eos = matcher, vocabulary, eos
         self._matcher = matcher.deep_copy()
-        self._written: list[int] = []  # what the matcher has read
-        self._known: list[Allowed] = []  # by the number of these tokens, as far as it was asked for
+        self._written: list[int] = []  # tokens that the matcher has read
+        self._known: list[Allowed] = []  # by the number of these tokens, as far as computed
 
     def fresh(self) -> "GrammarRule":
-        """The same for another runner, which reads other drafts at other times."""
+        """A copy for another runner, which reads other drafts at other times."""
         return GrammarRule(self._start, self.prompt, self._vocabulary, self._eos)
 
     def apply(self, rows: Numbers, text: Sequence[int]) -> Numbers:
         """The logits ``(R, V)`` that follow the last R tokens of a text, -inf for ids that may not follow.
 
-        Those after a token that may not be written are left as they are: no caller samples from them.
+        Rows after a forbidden token are unchanged: no caller samples from them.
         """
         first = len(text) - len(rows) + 1 - len(self.prompt)
         written = text[len(self.prompt) :]
@@ -80,14 +80,14 @@ class GrammarRule:
         return rows.masked_fill(~torch.from_numpy(mask).to(rows.device), -torch.inf)
 
     def forced(self, text: Sequence[int]) -> int | None:
-        """The one token that may follow a text; None where several may, or none was asked about yet."""
+        """The only token that may follow a text; None if there are several, or if this has not been computed yet."""
         allowed = self._allowed(text[len(self.prompt) :]) if len(text) >= len(self.prompt) else None
         if allowed is None or np.count_nonzero(allowed) != 1:
             return None
         return int(allowed.argmax())
 
     def _allowed(self, written: Sequence[int]) -> Allowed | None:
-        """The ids that may follow, ``(V,)``; None after a token that may not be written."""
+        """The ids that may follow, ``(V,)``; None after a forbidden token."""
         if not self._read(list(written)):
             return None
         count = len(written)
@@ -102,7 +102,7 @@ class GrammarRule:
         return self._known[count]
 
     def _read(self, written: list[int]) -> bool:
-        """Let the matcher have read these tokens and no others; False if it may not be written."""
+        """Bring the matcher to exactly these tokens; False if one of them is forbidden."""
         shared = len(self._written)
         if written[:shared] != self._written:
             pairs = zip(written, self._written, strict=False)
@@ -125,26 +125,26 @@ class GrammarRule:
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
 class Compiled:
-    """A grammar that texts can follow."""
+    """A compiled grammar, shared by texts."""
 
-    matcher: "LLMatcher"  # at its beginning
-    fit: "SchemaFit | None"  # judges texts that have ended; None where the grammar says all
-    bytes: int  # of memory, about
+    matcher: "LLMatcher"  # at the start of the grammar
+    fit: "SchemaFit | None"  # judges finished texts; None where the grammar enforces everything
+    bytes: int  # approximate memory
 
 
 class Grammars:
     """Grammars over the ids of one tokenizer.
 
-    A grammar is compiled in a process that can be ended, and then here, where it takes as long again: nothing that
-    llguidance has compiled can be sent from one process to another. One that takes too much is rejected, and at once
-    where it comes again.
+    A grammar is first compiled in a process that can be killed, and then again here, since llguidance's compiled
+    grammars cannot be sent between processes. A grammar that takes too much time or memory is rejected, and rejected at
+    once when it is requested again.
 
     Args:
         tokenizer: of the texts.
         eos: ids that end a text, at least one.
 
     Raises:
-        RecordError: a library is not installed, or llguidance knows no such tokenizer.
+        RecordError: a library is not installed, or llguidance does not support the tokenizer.
     """
 
     def __init__(self, tokenizer: Tokenizer, eos: Set[int]) -> None:
@@ -167,13 +167,13 @@ class Grammars:
             raise RecordError("no_grammars", f"llguidance cannot read the target's tokenizer: {error}") from error
         self._trials = TrialProcess(backend, eos) if hasattr(os, "fork") else None
         self._lock, self._slow = Lock(), Lock()
-        self._known: WeakValueDictionary[Source, Compiled] = WeakValueDictionary()  # by what is written with them
+        self._known: WeakValueDictionary[Source, Compiled] = WeakValueDictionary()  # by source, while texts use them
         self._kept: OrderedDict[Source, Compiled | RecordError] = (
             OrderedDict()
-        )  # the last ones, rejected ones among them
+        )  # the latest ones, including rejected ones
 
     def rule(self, compiled: Compiled, prompt: Sequence[int], vocabulary: int) -> GrammarRule:
-        """The rule of a grammar about what follows a prompt.
+        """The rule of a grammar for the text after a prompt.
 
         Args:
             compiled: the grammar.
@@ -183,10 +183,10 @@ class Grammars:
         return GrammarRule(compiled.matcher, prompt, vocabulary, self._eos)
 
     def compiled(self, source: Source) -> Compiled:
-        """A grammar, once it is compiled.
+        """A grammar, after waiting for its compilation.
 
         Args:
-            source: as `source_of` gives it.
+            source: from `source_of`.
 
         Raises:
             RecordError: it cannot be compiled, or takes too long or too much memory.
@@ -201,11 +201,11 @@ class Grammars:
         return found
 
     def compiling(self, source: Source, *, here: bool = True) -> "Future[Compiled | None]":
-        """A grammar that is being compiled in a thread, or in another process; a future that is cancelled ends that.
+        """Starts compiling a grammar, in a thread or in another process; cancelling the future stops it.
 
         Args:
             source: as `source_of` gives it.
-            here: whether it is wanted in this process; else its compiling is tried alone.
+            here: whether to compile it in this process too; otherwise only the trial is run.
         """
         found: Future[Compiled | None] = Future()
         known = self._kept_one(source)
@@ -224,7 +224,7 @@ class Grammars:
             found = self._known.get(source) or self._kept.get(source)
             if source in self._kept:
                 self._kept.move_to_end(source)
-        # One error raised in several places would gather the calls of all.
+        # An error raised in several places would collect all their tracebacks.
         return RecordError(found.kind, found.message) if isinstance(found, RecordError) else found
 
     def _keep(self, source: Source, found: Compiled | RecordError) -> None:
@@ -241,7 +241,7 @@ class Grammars:
     def _compile(
         self, source: Source, future: "Future[Compiled | None]", inbox: "SimpleQueue[Any]", here: bool
     ) -> None:
-        with suppress(InvalidStateError):  # it is cancelled, perhaps just now
+        with suppress(InvalidStateError):  # it may just have been cancelled
             try:
                 answer = self._tried(source, inbox)
                 future.set_result(self._made(source, answer) if here and answer is not None else None)
@@ -251,7 +251,7 @@ class Grammars:
                 future.set_exception(error)
 
     def _tried(self, source: Source, inbox: "SimpleQueue[Any]") -> dict[str, Any] | None:
-        """What the other process says of a grammar; None where no caller waits for it any more."""
+        """The other process's answer about a grammar; None once no caller waits for it."""
         if self._trials is None:
             return _untried(source)
         for _ in range(TRIES):
@@ -276,7 +276,7 @@ class Grammars:
         from specctl.models.running.grammars.schema_fit import SchemaFit
 
         slow = answer["seconds"] > SLOW_SECONDS
-        if slow and sys.platform == "linux":  # where a thread has a priority of its own; it ends below
+        if slow and sys.platform == "linux":  # only on Linux do threads have their own priority; this thread ends below
             os.setpriority(os.PRIO_PROCESS, get_native_id(), 19)
         with self._slow if slow else nullcontext():
             found = self._kept_one(source)  # another thread may have compiled it
@@ -292,11 +292,11 @@ class Grammars:
         return found
 
 
-_NO_MORE = "<non-verbose/>"  # What llguidance puts in place of its state
+_NO_MORE = "<non-verbose/>"  # llguidance's placeholder for its state in errors
 
 
 def _untried(source: Source) -> dict[str, Any]:
-    """What a trial would answer, where there are none."""
+    """The answer of a trial, where trials are not available."""
     from specctl.models.running.grammars.grammar_text import grammar_text
 
     try:
@@ -307,13 +307,13 @@ def _untried(source: Source) -> dict[str, Any]:
 
 
 _GONE = object()  # Nobody wants the answer any more
-TRIES = 2  # How often a grammar is tried whose process ends
+TRIES = 2  # How often to try a grammar if its process dies
 _MADE: "WeakKeyDictionary[Any, Grammars]" = WeakKeyDictionary()
 _MAKING = Lock()
 
 
 def source_of(settings: "SamplingTable") -> Source | None:
-    """The kind of a sampling table's grammar and its text; None without one."""
+    """The kind and the text of a sampling table's grammar; None without one."""
     if settings.json_schema is not None:
         return "json_schema", json.dumps(settings.json_schema)
     if settings.regex is not None:
@@ -322,7 +322,7 @@ def source_of(settings: "SamplingTable") -> Source | None:
 
 
 def grammars_of(tokenizer: Tokenizer, eos: Set[int]) -> Grammars:
-    """The `Grammars` of a tokenizer, made once; raises RecordError as they do."""
+    """The `Grammars` of a tokenizer, created once; raises the same RecordErrors."""
     with _MAKING:
         found = _MADE.get(tokenizer)
         if found is None:

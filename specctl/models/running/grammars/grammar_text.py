@@ -1,4 +1,4 @@
-"""Grammars in llguidance's own form: JSON schemas so that it reads them as JSON Schema means them.
+"""Grammars in llguidance's own form; JSON schemas are rewritten so that it reads them as JSON Schema defines them.
 
 No torch and no numpy here: the process that compiles grammars imports it.
 """
@@ -11,7 +11,7 @@ from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-EXACT = 1 << 53  # Integers up to here are numbers of llguidance, which has float64 for them
+EXACT = 1 << 53  # Integers up to this size are exact in llguidance, which uses float64
 ONE = frozenset({
     "additionalItems", "additionalProperties", "contains", "contentSchema", "else", "if", "items", "not",
     "propertyNames", "then", "unevaluatedItems", "unevaluatedProperties",
@@ -25,9 +25,9 @@ COUNTS = frozenset({
 })  # fmt: skip
 """Keywords whose value is a count, which JSON Schema lets be written as 2.0."""
 LIBRARY_KEYS = frozenset({"x-guidance"})  # Keys by which a schema could change how llguidance reads it
-FREE_FORMATS = frozenset({"binary", "password"})  # Formats of OpenAPI that every string has
-OLD_DRAFTS = ("draft-03", "draft-04", "draft-06", "draft-07")  # In which nothing next to a ``$ref`` counts
-FIRST_DRAFTS = ("draft-03", "draft-04")  # In which a schema's address is its ``id``
+FREE_FORMATS = frozenset({"binary", "password"})  # OpenAPI formats that every string satisfies
+OLD_DRAFTS = ("draft-03", "draft-04", "draft-06", "draft-07")  # Drafts that ignore everything next to a ``$ref``
+FIRST_DRAFTS = ("draft-03", "draft-04")  # Drafts with ``id`` for a schema's address
 LATEST = r"https?://json-schema\.org/schema#?"
 """The address of no draft, which stands for the latest one."""
 DRAFT_7 = "http://json-schema.org/draft-07/schema#"
@@ -49,17 +49,17 @@ _EMPTY = re.compile(r"\[(\^?)\]")
 
 
 class SchemaError(ValueError):
-    """What no text can be made to fit, in one line."""
+    """A schema that no text can fit; the message is one line."""
 
 
 def formed(schema: Any) -> dict[str, Any]:
-    """A schema that the same texts fit, in the form that llguidance reads.
+    """An equivalent schema in the form that llguidance reads.
 
-    Keywords that ask for nothing and keys of llguidance's own are left out, patterns are those of ECMA-262, dates and
-    times are those of the calendar.
+    Keywords without effect and llguidance's own keys are dropped, patterns follow ECMA-262, and dates and times must
+    exist in the calendar.
 
     Args:
-        schema: as JSON gives it, a boolean among them.
+        schema: parsed from JSON; may be a boolean.
 
     Raises:
         SchemaError: no text fits it, or none that llguidance can write.
@@ -74,17 +74,17 @@ def formed(schema: Any) -> dict[str, Any]:
     if not isinstance(draft, str):
         raise SchemaError("$.$schema is the address of a draft of JSON Schema, as a text; leave it out for 2020-12")
     old = any(name in draft for name in OLD_DRAFTS)
-    listed = old or "2019-09" in draft  # whose items may be a list
+    listed = old or "2019-09" in draft  # drafts in which ``items`` may be a list
     first = any(name in draft for name in FIRST_DRAFTS)
     found: dict[str, Any] = _Form(old, listed, first).of(schema)
     if re.fullmatch(LATEST, draft):
         del found["$schema"]
-    # Its limits that are excluded are numbers by now, as of this draft on.
+    # Exclusive limits are numbers by now, as in later drafts.
     return {**found, "$schema": DRAFT_7} if first else found
 
 
 class _Form:
-    """Forms schemas of one draft.
+    """Rewrites schemas of one draft.
 
     Args:
         old: whether nothing next to a ``$ref`` counts.
@@ -130,7 +130,7 @@ class _Form:
 
 
 def _name_items(schema: dict[str, Any]) -> None:
-    """Say ``prefixItems`` where earlier drafts say ``items``."""
+    """Rename list-valued ``items`` of earlier drafts to ``prefixItems``."""
     rest = schema.pop("additionalItems", None)
     if isinstance(schema.get("items"), list) and "prefixItems" not in schema:
         schema["prefixItems"] = schema.pop("items")
@@ -141,7 +141,7 @@ def _name_items(schema: dict[str, Any]) -> None:
 
 
 def _name_limits(schema: dict[str, Any]) -> None:
-    """Say limits that are excluded as numbers, where draft 4 has a boolean next to the limit."""
+    """Turn draft 4's boolean exclusive limits into numbers."""
     for excluded, limit in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
         if isinstance(schema.get(excluded), bool):
             is_so = schema.pop(excluded)
@@ -178,7 +178,7 @@ _NOTHING: Mapping[str, Callable[[dict[str, Any]], bool]] = {
 
 
 def _require_exact(key: str, value: Any) -> None:
-    """Raise SchemaError for a number that a text is to have, and that llguidance would write as another one."""
+    """Raise SchemaError for a required number that llguidance would write as a different one."""
     if isinstance(value, dict | list):
         for one in value.values() if isinstance(value, dict) else value:
             _require_exact(key, one)
@@ -187,7 +187,7 @@ def _require_exact(key: str, value: Any) -> None:
 
 
 def ecma(pattern: str) -> str:
-    """A pattern of ECMA-262 in the syntax of Rust's regex, as far as the two read the same signs otherwise.
+    """An ECMA-262 pattern in the syntax of Rust's regex, where the two differ.
 
     A dot matches no line break, ``\\s`` is ECMA-262's white space, and classes have no operators. A pattern with flags
     is taken as Rust's already.
@@ -233,8 +233,8 @@ Each takes a kilobyte or two, and one token may need many, for which all texts o
 class GrammarText:
     """A grammar in llguidance's own form."""
 
-    grammar: str  # what it compiles
-    # of a JSON schema, the form of it that texts are judged by, as JSON; None for other grammars
+    grammar: str  # in llguidance's form
+    # for a JSON schema, the rewritten schema that texts are checked against, as JSON; None for other grammars
     schema: str | None = None
 
 
@@ -244,10 +244,10 @@ def grammar_text(kind: str, text: str, *, checked: bool = False) -> GrammarText:
     Args:
         kind: ``json_schema``, ``regex`` or ``grammar``.
         text: the schema as JSON, the regular expression, or the Lark grammar.
-        checked: whether a schema is compared with the rules of its draft, which takes long for a long one.
+        checked: whether to check a schema against the rules of its draft, which is slow for a long schema.
 
     Raises:
-        ValueError: it is not a valid grammar of that kind; in one line.
+        ValueError: it is not a valid grammar of that kind; the message is one line.
         RecursionError: it is nested too deeply.
     """
     if kind == "regex":
@@ -268,14 +268,14 @@ def grammar_text(kind: str, text: str, *, checked: bool = False) -> GrammarText:
 
 
 def compiled(tokens: LLTokenizer, grammar: str) -> LLMatcher:
-    """A grammar at its beginning.
+    """A compiled grammar at its start.
 
     Args:
-        tokens: its ids.
-        grammar: as `GrammarText` has it.
+        tokens: the tokenizer's ids.
+        grammar: see `GrammarText`.
 
     Raises:
-        ValueError: it cannot be compiled, or llguidance warns that it leaves out a part of it; in one line.
+        ValueError: it cannot be compiled, or llguidance warns that it ignores a part of it; the message is one line.
     """
     limits = LLParserLimits(max_lexer_states=STATES, verbose_errors=False)
     matcher = LLMatcher(tokens, grammar, log_level=0, limits=limits)
@@ -285,5 +285,5 @@ def compiled(tokens: LLTokenizer, grammar: str) -> LLMatcher:
 
 
 def one_line(message: str) -> str:
-    """Without the lines that only point at something above them."""
+    """A message without the lines that only point at something above them."""
     return " ".join(line.strip() for line in message.splitlines() if line.strip(" ^|"))

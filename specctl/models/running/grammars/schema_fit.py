@@ -1,6 +1,6 @@
 """Whether a text fits a JSON schema: llguidance does not enforce everything that a schema may ask for.
 
-jsonschema judges the parsed value, in which the last of several equal names counts. No torch and no numpy here.
+jsonschema checks the parsed value; of several equal names the last one counts. No torch and no numpy here.
 """
 
 import json
@@ -18,7 +18,7 @@ from jsonschema.exceptions import ValidationError, best_match
 from llguidance import LLMatcher, LLTokenizer
 from referencing import Registry
 
-SHOWN = 60  # Characters of a value that a message shows
+SHOWN = 60  # How many characters of a value a message shows
 _EXACTLY = Context(prec=10_000, Emin=-99_999, Emax=99_999)
 _LABEL = re.compile("[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
 
@@ -26,13 +26,13 @@ Found = Iterator[ValidationError]
 
 
 class SchemaFit:
-    """Judges texts by one schema.
+    """Checks texts against one schema.
 
     Args:
-        schema: as `specctl.models.running.grammars.grammar_text.formed` gives it.
+        schema: from `specctl.models.running.grammars.grammar_text.formed`.
 
     Raises:
-        jsonschema.SchemaError: from `require_schema`, where it is not a schema.
+        jsonschema.SchemaError: from `require_schema`, if it is not a valid schema.
     """
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
@@ -44,7 +44,7 @@ class SchemaFit:
         self._validator: Any = None
 
     def require_schema(self) -> None:
-        """Raise jsonschema.SchemaError where it breaks the rules of its draft."""
+        """Raise jsonschema.SchemaError if the schema violates the rules of its draft."""
         self._kind.check_schema(self._schema, format_checker=jsonschema.FormatChecker(formats=()))
 
     def fault(self, text: str) -> str | None:
@@ -63,7 +63,7 @@ class SchemaFit:
                 worst = best_match(self._validator.iter_errors(value))
             except RecursionError:
                 return "it is nested too deeply to be compared with the schema"
-            except Exception as error:  # of libraries, over references that they read otherwise
+            except Exception as error:  # libraries raise various errors over references that they read differently
                 return f"it cannot be compared with the schema ({type(error).__name__}: {_short(str(error))})"
             finally:
                 self._seen.clear()
@@ -81,11 +81,13 @@ class SchemaFit:
         checker = jsonschema.FormatChecker(formats=())
         checker.checkers = dict(_FORMATS)
         extended: Any = jsonschema.validators.extend(self._kind, own)
-        # A registry of its own: nothing is fetched for a reference to elsewhere.
+        # An empty registry, so that references to other places are not fetched.
         return extended(_exact(self._schema), format_checker=checker, registry=Registry())
 
     def _once(self, judge: Callable[..., Any]) -> Callable[..., Any]:
-        """The first error of a reference about a value, looked for once: references to one place would multiply."""
+        """The first error of a reference for a value, computed once: otherwise several references to one place would
+        multiply.
+        """
 
         def judged(validator: Any, reference: Any, instance: Any, schema: Any) -> Found:
             place = id(schema), id(instance)
@@ -96,7 +98,7 @@ class SchemaFit:
         return judged
 
     def _matches(self, pattern: str, text: str) -> bool:
-        """Whether a pattern is found in a text, as the grammar searched for it."""
+        """Whether a pattern occurs in a text, by the same rules as in the grammar."""
         if pattern not in self._matching:
             grammar = LLMatcher.grammar_from_json_schema(json.dumps({"type": "string", "pattern": pattern}))
             self._matching[pattern] = LLMatcher(_bytes(), grammar, log_level=0)
@@ -129,7 +131,7 @@ class SchemaFit:
 
 
 def _multiple(validator: Any, step: Any, instance: Any, schema: Any) -> Found:  # noqa: ARG001
-    """Exact, where dividing float64 numbers is not."""
+    """Whether a number is a multiple, computed exactly; float64 division would round."""
     number = isinstance(instance, int | Decimal) and not isinstance(instance, bool)
     if number and _EXACTLY.remainder(Decimal(instance), Decimal(step)):
         yield ValidationError(f"{instance} is not a multiple of {step}")
@@ -147,7 +149,7 @@ _BYTES: LLTokenizer | None = None
 
 
 def _number(text: str) -> Decimal | int:
-    """A number as it is written, 1.0 an integer; raises ValueError where no parser can give it."""
+    """A number exactly as written, with 1.0 as an integer; raises ValueError if no parser can represent it."""
     if float(text) in (float("inf"), float("-inf")):
         raise ValueError(f"{_short(text)} is beyond float64")
     number = Decimal(text)
@@ -155,7 +157,7 @@ def _number(text: str) -> Decimal | int:
 
 
 def _exact(value: Any) -> Any:
-    """A schema whose numbers are as they are written, to be compared with those of a text."""
+    """A schema with numbers exactly as written, for comparison with those of a text."""
     if isinstance(value, dict):
         return {key: _exact(one) for key, one in value.items()}
     if isinstance(value, list):
@@ -164,7 +166,7 @@ def _exact(value: Any) -> Any:
 
 
 def _told(error: ValidationError) -> str:
-    """An error in one line: where, what is there, and what the schema asks."""
+    """An error in one line: the place, the value there, and the schema's requirement."""
     keyword, asked = error.validator, json.dumps(error.validator_value, default=float)
     what = json.dumps(error.instance, ensure_ascii=False, default=float)
     return f"{_short(error.json_path)} is {_short(what)}, and {json.dumps(keyword)} is {_short(asked)}"
@@ -176,7 +178,7 @@ def _short(text: str) -> str:
 
 
 def _hostname(text: str) -> bool:
-    """RFC 1123: labels of at most 63 signs, 253 in all."""
+    """RFC 1123: labels of at most 63 characters, at most 253 in all."""
     return len(text) <= 253 and all(_LABEL.fullmatch(label) for label in text.split("."))
 
 

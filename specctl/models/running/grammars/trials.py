@@ -1,8 +1,8 @@
-"""Trials of grammars: a process of their own compiles each in a fork, so that a slow or large one can be ended.
+"""Trials of grammars: a separate process compiles each in a fork, so that a slow or large one can be killed.
 
-The program imports neither torch nor numpy, so that it starts at once. It reads grammars from standard input, answers
-each with a line of JSON on standard output, and ends with the process that started it. A grammar that takes longer than
-most is started again with more time and less priority; it waits only for others of its level.
+The program imports neither torch nor numpy, so it starts at once. It reads grammars from standard input, answers each
+with a line of JSON on standard output, and ends with the process that started it. A grammar that exceeds its time is
+restarted with more time and lower priority. It waits only for others of the same level.
 """
 
 import json
@@ -23,7 +23,7 @@ from weakref import finalize
 
 from specctl.processes import child_command
 
-SECONDS = (0.1, 1.0, 10.0)  # Seconds of processor time of the first, second and third try of a grammar
+SECONDS = (0.1, 1.0, 10.0)  # Processor seconds for the first, second and third try of a grammar
 NICE = (0, 10, 19)  # The niceness of each try
 MEMORY = 512 << 20  # Bytes that compiling may add
 OUT_OF_MEMORY = 9
@@ -36,7 +36,7 @@ Maker = Callable[[Mapping[str, str]], Answer]
 
 
 def library_maker(tokenizer: str, eos: list[int]) -> Maker:
-    """The `Maker` of a tokenizer, given as the library ``tokenizers`` serialises it."""
+    """The `Maker` for a tokenizer in the serialised form of the library ``tokenizers``."""
     from llguidance import LLTokenizer
 
     from specctl.models.running.grammars.grammar_text import compiled, grammar_text, one_line
@@ -53,25 +53,25 @@ def library_maker(tokenizer: str, eos: list[int]) -> Maker:
             return {"error": f"{asked['kind']}: it is nested too deeply"}
         except MemoryError:
             raise
-        except Exception as error:  # of libraries, over what they did not expect
+        except Exception as error:  # libraries raise various errors over unexpected input
             return {
                 "error": f"{asked['kind']}: it cannot be read ({type(error).__name__}: {one_line(str(error))[:200]})"
             }
         return {"grammar": text.grammar, "schema": text.schema}
 
-    make({"kind": "json_schema", "text": "{}"})  # imports happen before the forks
+    make({"kind": "json_schema", "text": "{}"})  # so that imports happen before the forks
     return make
 
 
 @dataclass(slots=True)
 class Trial:
-    """A grammar that is tried."""
+    """A grammar on trial."""
 
     asked: Mapping[str, str]  # the request
-    level: int = 0  # how many tries have taken too long
-    # the id of its process, while there is one, and the pipe on which that answers
+    level: int = 0  # the number of tries that exceeded their time
+    # its process id and the pipe with the answer, while a process runs
     process: tuple[int, int] | None = None
-    read: bytearray = field(default_factory=bytearray)  # the answer so far
+    read: bytearray = field(default_factory=bytearray)  # the part of the answer read so far
 
     def begin(self, make: Maker) -> None:
         reading, writing = os.pipe()
@@ -86,23 +86,23 @@ class Trial:
         self.read.clear()
 
     def end(self) -> int:
-        """End its process, and give the status with which it ended."""
+        """Kill its process and return the exit status."""
         assert self.process is not None
         process, reading = self.process
         self.process = None
         os.close(reading)
-        os.kill(process, signal.SIGKILL)  # it may have ended already, and is waited for below
+        os.kill(process, signal.SIGKILL)  # it may have exited already; waited for below
         return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
 
 
 def _try(make: Maker, asked: Mapping[str, str], level: int, writing: int) -> None:
-    os.closerange(3, writing)  # so that no reader waits for this process to close what the other one had open
+    os.closerange(3, writing)  # otherwise readers of the other process's pipes would wait for this one too
     os.closerange(writing + 1, 256)
     os.nice(NICE[level])
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if (size := _size()) is not None:
         resource.setrlimit(resource.RLIMIT_AS, (size + MEMORY, resource.RLIM_INFINITY))
-    signal.setitimer(signal.ITIMER_PROF, SECONDS[level])  # ends the process by SIGPROF
+    signal.setitimer(signal.ITIMER_PROF, SECONDS[level])  # kills the process by SIGPROF
     before = resource.getrusage(resource.RUSAGE_SELF)
     try:
         answer = make(asked)
@@ -118,7 +118,7 @@ def _try(make: Maker, asked: Mapping[str, str], level: int, writing: int) -> Non
 
 
 def _size() -> int | None:
-    """The size of this process's address space in bytes; None where the system does not report it."""
+    """The size of this process's address space in bytes; None if the system does not report it."""
     try:
         with open("/proc/self/statm", encoding="ascii") as file:
             return int(file.read().split()[0]) * resource.getpagesize()
@@ -127,11 +127,11 @@ def _size() -> int | None:
 
 
 class Trials:
-    """All grammars that are tried.
+    """All grammars on trial.
 
     Args:
-        make: compiles one.
-        report: receives the answer about each, with its ``number``.
+        make: compiles a grammar.
+        report: called with each answer, including its ``number``.
     """
 
     def __init__(self, make: Maker, report: Callable[[Answer], None]) -> None:
@@ -139,7 +139,7 @@ class Trials:
         self._trials: dict[int, Trial] = {}
 
     def hear(self, asked: Mapping[str, Any]) -> None:
-        """Try a grammar, or end the trial of one whose request has only its number."""
+        """Start a trial, or end the trial with this number if the request has nothing else."""
         if "text" in asked:
             self._trials[asked["number"]] = Trial(asked)
         elif (trial := self._trials.pop(asked["number"], None)) is not None and trial.process is not None:
@@ -148,11 +148,11 @@ class Trials:
 
     @property
     def pipes(self) -> dict[int, int]:
-        """The number of each trial that has a process, by its pipe."""
+        """The number of each running trial, by its pipe."""
         return {trial.process[1]: number for number, trial in self._trials.items() if trial.process is not None}
 
     def read(self, number: int) -> None:
-        """Read from a trial's process; when it has ended, report the answer or try again."""
+        """Read from a trial's process; after its end, report the answer or try again."""
         trial = self._trials[number]
         assert trial.process is not None
         if found := os.read(trial.process[1], 1 << 20):
@@ -175,7 +175,7 @@ class Trials:
                 trial.end()
 
     def _begin(self) -> None:
-        """At each level begin the first trial, if none of that level has a process."""
+        """At each level without a process, start the first waiting trial."""
         for level in range(len(SECONDS)):
             alike = [trial for trial in self._trials.values() if trial.level == level]
             if alike and all(trial.process is None for trial in alike):
@@ -191,12 +191,12 @@ def _why(status: int) -> str:
 
 
 def main(maker: Callable[[str, list[int]], Maker] = library_maker) -> None:
-    """Try the grammars that arrive on standard input, until that ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started this one decides what Ctrl-C ends
+    """Try the grammars from standard input until it ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process decides what Ctrl-C ends
     asked, answers = os.dup(0), os.dup(1)
     os.dup2(os.open(os.devnull, os.O_RDWR), 0)
     os.dup2(0, 1)
-    os.dup2(0, 2)  # a library that ends a process says so there
+    os.dup2(0, 2)  # a library that aborts would write to standard error
 
     def report(answer: Answer) -> None:
         left = memoryview(json.dumps(answer).encode() + b"\n")
@@ -225,11 +225,11 @@ def main(maker: Callable[[str, list[int]], Maker] = library_maker) -> None:
         finally:
             trials.close()
     except BrokenPipeError:
-        pass  # the reader has ended
+        pass  # the reader has exited
 
 
 class _Lines:
-    """The lines of JSON that arrive on a descriptor.
+    """The lines of JSON from a file descriptor.
 
     Attributes:
         ended: whether the other end is closed.
@@ -241,7 +241,7 @@ class _Lines:
         self.ended = False
 
     def arrived(self) -> Iterator[Any]:
-        """Read once, waiting if there is nothing, and return the complete lines."""
+        """Read once, waiting for input if there is none, and return the complete lines."""
         found = os.read(self._descriptor, 1 << 20)
         self.ended = not found
         self._parts.append(found)
@@ -253,14 +253,14 @@ class _Lines:
 
 PROGRAM = "specctl.models.running.grammars.trials"
 
-Inbox = SimpleQueue[Any]  # Receives the `Answer` about a grammar; None without one
+Inbox = SimpleQueue[Any]  # Receives the `Answer` about a grammar; None if there will be none
 
 
 class TrialProcess:
-    """Tries grammars for one tokenizer. Its process starts at once, to be ready, and again where it has ended.
+    """Tries grammars for one tokenizer. Its process starts in advance, and again after it has ended.
 
     Args:
-        tokenizer: as the library ``tokenizers`` serialises it.
+        tokenizer: in the serialised form of the library ``tokenizers``.
         eos: ids that end a text.
     """
 
@@ -274,7 +274,7 @@ class TrialProcess:
         self._start()
 
     def ask(self, kind: str, text: str, inbox: Inbox) -> int:
-        """Have a grammar tried; the answer comes to the inbox. Returns the number of the trial."""
+        """Request a trial; the answer is put into the inbox. Returns the trial's number."""
         with self._lock:
             if self._ended.is_set():
                 self._start()
@@ -306,14 +306,14 @@ class TrialProcess:
 
     def _tell(self, what: dict[str, Any]) -> None:
         assert self._process.stdin is not None
-        with suppress(OSError):  # it has ended, of which its inboxes hear
+        with suppress(OSError):  # the process has ended, which its inboxes learn separately
             self._process.stdin.write(json.dumps(what).encode() + b"\n")
             self._process.stdin.flush()
 
 
 def _listen(answers: IO[bytes], inboxes: dict[int, Inbox], ended: Event) -> None:
     for line in answers:
-        if not line.endswith(b"\n"):  # it was killed over this one
+        if not line.endswith(b"\n"):  # the process died over this grammar
             break
         answer = json.loads(line)
         if (inbox := inboxes.pop(answer["number"], None)) is not None:
@@ -327,7 +327,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     """End a process, and its trials with it."""
     assert process.stdin is not None
     assert process.stdout is not None
-    with suppress(ProcessLookupError, PermissionError):  # its group has ended
+    with suppress(ProcessLookupError, PermissionError):  # its process group has ended
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     with suppress(OSError):  # it ended before it read everything
