@@ -1,4 +1,4 @@
-"""A checkpoint's files and those of its LoRA adapter: where they are, what they hold, and under which terms."""
+"""A checkpoint's files and its LoRA adapter's: location, contents and licence."""
 
 import hashlib
 import json
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 WEIGHTS = "adapter_model.safetensors"
 PREFIX = "base_model.model."  # The prefix of the base model's module names in the names of an adapter's tensors
 TUNED = re.compile(r"^(.+?)(?:\.base_layer)*\.lora_")
-"""The name of a change's tensor after that of the changed module; several changes to one module are nested."""
+"""Suffix of an update's tensor after the name of the changed module; several updates to one module are nested."""
 DOWN_UP = ((".lora_A.weight", ".lora_B.weight"), (".lora_embedding_A", ".lora_embedding_B"))
 
 
@@ -39,17 +39,17 @@ class Adapter:
     folder: Path  # of its files
     commit: str | None  # of one from the hub; None for a folder
     base: str  # the model that it was trained on, by its files; empty where they do not say
-    rank: int  # the largest of its changes
+    rank: int  # the largest rank of its updates
 
     def __str__(self) -> str:
         return f"The {self.role} adapter {self.name!r}"
 
     @classmethod
     def find(cls, name: str, role: str) -> "Adapter":
-        """An adapter in a folder or on the hub, from which it is downloaded whole.
+        """Find an adapter in a folder or on the hub; a hub adapter is downloaded completely.
 
-        ``role`` is the role of the model that it changes. Raises ModelError where there is none, where it is not a LoRA
-        adapter, and where its weights are not safetensors.
+        ``role`` is the role of the adapted model. Raises ModelError if there is no adapter, it is not LoRA, or its
+        weights are not safetensors.
         """
         folder, commit = Path(name).expanduser(), None
         subject = f"The {role} adapter {name!r}"
@@ -87,18 +87,16 @@ class Adapter:
 
     @property
     def summary(self) -> str:
-        """What it is, in a line."""
+        """A summary in one line."""
         return f"{self.name}: LoRA of rank {self.rank}, trained on {self.base or 'a model that its files do not name'}"
 
     @property
     def files(self) -> list[Path]:
-        """The files that decide what it changes."""
+        """The files that determine its updates."""
         return [self.folder / ADAPTER, self.folder / WEIGHTS]
 
     def require_fit(self, model: "nn.Module") -> None:
-        """Raise a ModelError where peft is not installed, or the changes are not of the modules of a model's
-        `skeleton`.
-        """
+        """Raise a ModelError if peft is missing, or the updates do not match the modules of a model's `skeleton`."""
         if find_spec("peft") is None:
             raise ModelError(f"{self} needs peft.", f"Run `{pip_install('peft')}`.")
         shapes = self._shapes()
@@ -109,7 +107,7 @@ class Adapter:
             if weight.ndim == 2
         }
         for name in sorted({found[1] for key in shapes if (found := TUNED.match(key))} - modules):
-            if ".experts." not in name:  # peft finds those of older transformers, whose experts are modules
+            if ".experts." not in name:  # peft also finds the names of older transformers, where experts are modules
                 raise self._of_another_base(f"the model has no {name}")
         for name, changed in _changes(shapes):
             here = known.get(f"{name}.weight")
@@ -117,10 +115,10 @@ class Adapter:
                 raise self._of_another_base(f"it changes {name} of {_by(changed)}, which is {_by(here)} here")
 
     def require_whole(self, lacking: Sequence[str], unknown: Sequence[str]) -> None:
-        """Raise a ModelError if not all of it, or more than it, belongs to a model.
+        """Raise a ModelError if the adapter has too few or too many tensors for a model.
 
-        ``lacking`` are tensors of the model's changes that its files do not have, ``unknown`` are tensors of its files
-        that the model has no place for.
+        ``lacking`` are tensors that the model needs and the files lack; ``unknown`` are tensors of the files that the
+        model does not know.
         """
         if unknown:
             raise self._of_another_base(f"the model has no place for {len(unknown)} tensor(s), first {unknown[0]}")
@@ -134,7 +132,7 @@ class Adapter:
         )
 
     def _shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Of its tensors, by the names of the modules that they change."""
+        """The tensors' shapes, by the name of the changed module."""
         from safetensors import SafetensorError, safe_open
 
         try:
@@ -149,7 +147,7 @@ class Adapter:
 
 
 def _changes(shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, tuple[int, int]]]:
-    """The modules that are changed by two matrices, with rows and columns of the change."""
+    """The modules changed by two matrices, with the update's rows and columns."""
     for down, up in DOWN_UP:
         for name in (key.removesuffix(down) for key in shapes if key.endswith(down)):
             if len(shapes[name + down]) == len(shapes.get(name + up, ())) == 2:
@@ -184,7 +182,7 @@ TOKENIZER_FILES = (
     *("tokenizer_config.json", "tokenizer.json", "vocab.json", "tekken.json"),
     *("*.model", "vocab*.txt", "*.tiktoken", "*.bpe", "*.vocab"),
 )
-"""A tokenizer has a file of one of these patterns; one of bytes, or with its own code, may only have its settings."""
+"""Every tokenizer has a file that matches one of these; byte tokenizers and custom ones may have settings only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,8 +194,8 @@ class WeightHeaders:
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of every tensor, by its name
 
     def bytes_without(self, *looked_up: str) -> int:
-        """The approximate size of all weights without tensors whose names end like this, of which a pass reads single
-        rows.
+        """The approximate size of all weights except embeddings, given their names' endings: a pass reads only single
+        rows of them.
         """
         sizes = {name: math.prod(shape) for name, shape in self.shapes.items()}
         left_out = sum(size for name, size in sizes.items() if name.endswith(looked_up))
@@ -239,7 +237,7 @@ class Checkpoint:
         return [self.folder / SINGLE] if index is None else sorted(set(index.values()))
 
     def tensor_files(self) -> dict[str, Path]:
-        """The file of every tensor, by its name; from the hub, only a header is read.
+        """Each tensor's file, by tensor name; from the hub, only headers are read.
 
         Raises ModelError where files are missing, damaged, or not safetensors.
         """
@@ -252,7 +250,7 @@ class Checkpoint:
         return {name: self.folder / file for name, file in self._remote_headers().weight_map.items()}
 
     def read(self, names: Iterable[str]) -> dict[str, "torch.Tensor"]:
-        """Some tensors, each from its file; other tensors are not read.
+        """Read some tensors, each from its file, and no others.
 
         Raises ModelError where a file is missing or damaged, or does not hold a tensor that the index promises.
         """
@@ -268,11 +266,11 @@ class Checkpoint:
         return all(path.exists() for path in self.weight_files())
 
     def has_tokenizer(self) -> bool:
-        """Whether there is a file of a tokenizer; whether it has a vocabulary is known once it is loaded."""
+        """Whether there is a tokenizer file; whether it has a vocabulary is known only after loading."""
         return any(path.is_file() for pattern in TOKENIZER_FILES for path in self.folder.glob(pattern))
 
     def headers(self) -> WeightHeaders:
-        """Read the headers of the weight files, from disk if they are there, else from the hub.
+        """Read the headers of the weight files, from disk if present, else from the hub.
 
         Raises ModelError where files are missing, damaged, or not safetensors.
         """
@@ -294,7 +292,7 @@ class Checkpoint:
         return WeightHeaders(dict(counts), sum(path.stat().st_size for path in self.weight_files()), shapes)
 
     def fetch_weights(self) -> None:
-        """Download weights that are missing; on a terminal, the hub client shows its progress bars."""
+        """Download missing weights; on a terminal, the hub client shows progress bars."""
         if self.has_weights():
             return
         if self.source != "hub":
@@ -306,11 +304,11 @@ class Checkpoint:
                 self.name, revision=self.revision, allow_patterns=[path.name for path in self.weight_files()]
             )
         if not self.has_weights():
-            self._remote_headers()  # says why without a network, where a snapshot with other files is returned
+            self._remote_headers()  # raises an error offline, where the snapshot may be incomplete
             raise ModelError(*pickle_only(str(self), self.role, self.name))
 
     def _index(self) -> dict[str, Path] | None:
-        """The file of every tensor according to the index; None for a single file."""
+        """Each tensor's file according to the index; None for a single file."""
         if (self.folder / SINGLE).exists() or not (self.folder / INDEX).exists():
             return None
         names = self._json(INDEX).get("weight_map")
@@ -328,7 +326,9 @@ class Checkpoint:
 
     @contextmanager
     def _opened(self, path: Path, framework: Literal["np", "pt"] = "np") -> Iterator[Any]:
-        """A weight file: torch (``pt``) reads tensors, numpy only the header. Faults of the file become ModelErrors."""
+        """Open a weight file: with torch (``pt``) to read tensors, with numpy for the header only. Raises ModelError
+        for a faulty file.
+        """
         from safetensors import SafetensorError, safe_open
 
         try:
@@ -376,10 +376,10 @@ class Checkpoint:
 
 
 def locate(table: ModelTable, role: str) -> Checkpoint:
-    """Find a model's files; from the hub, only small files (configuration, tokenizer) are downloaded, and an adapter.
+    """Find a model's files; from the hub, only small files (configuration, tokenizer) and an adapter are downloaded.
 
-    ``role`` is the table's key in the profile, for messages. Raises ModelError where there is no such model or adapter,
-    or no access to it.
+    ``role`` is the table's key in the profile, for messages. Raises ModelError if the model or adapter does not exist
+    or access is denied.
     """
     found = _located(table, role)
     return found if table.adapter is None else replace(found, adapter=Adapter.find(table.adapter, role))
@@ -417,7 +417,7 @@ def _snapshot(table: ModelTable, role: str) -> Path:
                 table.model, revision=table.revision, allow_patterns=SMALL_FILES, ignore_patterns=["*/*"]
             )
         except LocalEntryNotFoundError as error:
-            # Set by newer hub clients only: the cache lacks some small file, which may not be needed.
+            # Set by newer hub clients only: the cache lacks a small file that may not be needed.
             folder = getattr(error, "snapshot_path", "")
             if not folder:
                 raise
@@ -460,7 +460,7 @@ def _is_gguf(file: Path) -> bool:
 
 
 def _gguf(subject: str, role: str, file: Path) -> ModelError:
-    """The error about a GGUF file, with the command that unpacks it in this installation."""
+    """The error about a GGUF file, with this installation's command to unpack it."""
     folder = file.name.removesuffix(file.suffix)
     command = [sys.executable, "-m", "specctl.models.files.unpack_gguf", str(file), folder]
     return ModelError(
@@ -471,11 +471,11 @@ def _gguf(subject: str, role: str, file: Path) -> ModelError:
     )
 
 
-ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}  # Bytes of a number
+ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}  # Bytes per number
 SAFETENSORS_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-"""Dtypes by their names in the headers of safetensors files."""
+"""Dtypes by name in headers of safetensors files."""
 
-PICKLED = "pytorch_model.bin"  # Weights of a draft head as torch pickles them
+PICKLED = "pytorch_model.bin"  # A draft head's weights as pickled by torch
 _WHOLE = 64 << 20  # Largest size in bytes of a file that is hashed completely; hashing a 70B model would take minutes
 _SAMPLES, _SAMPLE = 256, 256 << 10
 
@@ -483,9 +483,9 @@ _SAMPLES, _SAMPLE = 256, 256 << 10
 def files_hash(files: Iterable[Path], *, whole: bool = False) -> str:
     """SHA-256 of files' contents, in the given order.
 
-    For a file of more than 64 MiB only its size and 256 blocks of 256 KiB, spread evenly from start to end, are hashed,
-    for training changes weights everywhere; with ``whole`` it is read to the end, so that not a single changed weight
-    is missed. Raises OSError where a file cannot be read.
+    For a file of more than 64 MiB only its size and 256 evenly spread blocks of 256 KiB are hashed. This suffices
+    because training changes weights everywhere. With ``whole`` every byte is hashed, which detects even a single
+    changed weight. Raises OSError if a file cannot be read.
     """
     digest = hashlib.sha256()
     for path in files:
@@ -506,20 +506,20 @@ def files_hash(files: Iterable[Path], *, whole: bool = False) -> str:
 
 
 def stored_weights(checkpoint: Checkpoint) -> list[Path]:
-    """The weight files of a model or draft head that are here; those of a draft head may be pickled."""
+    """The local weight files of a model or draft head; a draft head's may be pickled."""
     pickled = checkpoint.folder / PICKLED
     return [pickled] if pickled.exists() and not checkpoint.has_weights() else checkpoint.weight_files()
 
 
 def weights_hash(checkpoint: Checkpoint) -> str:
-    """`files_hash` of the weights of a model or draft head that are here, and of the adapter that changes them."""
+    """`files_hash` of a model's or draft head's local weights and adapter."""
     return files_hash([*stored_weights(checkpoint), *(checkpoint.adapter.files if checkpoint.adapter else ())])
 
 
 def terms_of(checkpoint: Checkpoint) -> tuple[str | None, str | None]:
     """The licence in the model card, and for a hub model whether its files are gated."""
     if checkpoint.source == "embedded":
-        return "apache-2.0", None  # as specctl's own; MODEL_CARD.md says what they learnt from
+        return "apache-2.0", None  # as specctl's own; MODEL_CARD.md names the training data
     import huggingface_hub
     from huggingface_hub import constants
 

@@ -1,4 +1,4 @@
-"""Calls of huggingface_hub and transformers: silenced, and their exceptions explained with a hint."""
+"""Calls to huggingface_hub and transformers: silencing them, and turning their exceptions into errors with hints."""
 
 import difflib
 import json
@@ -31,7 +31,7 @@ MEMORY_HINT = (
 def explained(role: str, name: str, *, by_config: bool = False) -> Iterator[None]:
     """Turn any exception raised inside into a ModelError about this model, with the original as its cause.
 
-    ``by_config`` is whether nothing but its config.json is read inside.
+    ``by_config`` says that only its config.json is read inside.
     """
     try:
         yield
@@ -42,9 +42,9 @@ def explained(role: str, name: str, *, by_config: bool = False) -> Iterator[None
 
 
 def explain(error: BaseException, role: str, name: str, *, by_config: bool = False) -> ModelError:
-    """The ModelError for an exception: from the first of its causes that is known, exception types before messages.
+    """The ModelError for an exception: from its first known cause, by exception type before message.
 
-    The other arguments are those of `explained`.
+    For the other arguments see `explained`.
     """
     chain: list[BaseException] = []
     link: BaseException | None = error
@@ -102,7 +102,7 @@ def _from_type(error: BaseException, subject: str, role: str, name: str) -> tupl
                 f"{similar_models(name)}Give a folder, or a hub id such as 'Qwen/Qwen3-0.6B'.",
             )
         case hub.LocalEntryNotFoundError() if isinstance(error.__cause__, hub.HfHubHTTPError):
-            return None  # the hub did answer, and its answer is the next cause in the chain
+            return None  # the hub did respond; its response is the next cause in the chain
         case hub.LocalEntryNotFoundError() | hub.OfflineModeIsEnabled():
             return _not_cached(subject, name)
         case hub.NotASafetensorsRepoError():
@@ -132,7 +132,7 @@ def _from_type(error: BaseException, subject: str, role: str, name: str) -> tupl
 
 
 def _from_message(text: str, subject: str, role: str) -> tuple[str, str] | None:
-    """For failures that differ only in the message of the exception."""
+    """Explain failures that differ only in the exception's message."""
     if "trust_remote_code" in text:
         return (
             f"{subject} can only run with code from its own repository.",
@@ -158,7 +158,7 @@ def _from_message(text: str, subject: str, role: str) -> tuple[str, str] | None:
 
 
 def adapter(subject: str, role: str, name: str, folder: Path) -> tuple[str, str]:
-    """Message and hint for a folder that has an adapter and no model."""
+    """Message and hint for a folder with an adapter and no model."""
     base = ""
     with suppress(OSError, ValueError, AttributeError, RecursionError):
         found = json.loads((folder / ADAPTER).read_text(encoding="utf-8"))
@@ -203,7 +203,7 @@ def _not_cached(subject: str, name: str) -> tuple[str, str]:
 
 
 def similar_models(name: str) -> str:
-    """A sentence with folders next to the given path and cached hub models that have similar names, or an empty one."""
+    """A sentence with similarly named folders next to the given path and cached hub models; else an empty string."""
     from huggingface_hub import constants
 
     path = Path(name).expanduser()
@@ -220,7 +220,7 @@ def similar_models(name: str) -> str:
 
 
 def _innermost(error: BaseException) -> str:
-    """The message of an exception's first cause, shortened, with its type unless that is one of wrong values."""
+    """The message of an exception's first cause, shortened, with its type unless it is about a wrong value."""
     while error.__cause__ is not None:
         error = error.__cause__
     said = textwrap.shorten(_first_line(error), 200, placeholder=" ...")
@@ -232,9 +232,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def hush_imports() -> None:
-    """Suppress what torchao and bitsandbytes warn about when transformers imports them; call it before torch is
-    imported.
-    """
+    """Suppress warnings of torchao and bitsandbytes on import by transformers; call it before torch is imported."""
     for name in ("torchao", "torch.utils._pytree", "bitsandbytes"):
         logging.getLogger(name).setLevel(logging.ERROR)
 

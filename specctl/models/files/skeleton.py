@@ -1,8 +1,8 @@
-"""Which class of transformers makes a checkpoint's text model, and that model without weights.
+"""The transformers class of a checkpoint's text model, and the model without weights (skeleton).
 
-A model that also reads pictures or sound is a wrapper around a text decoder. Given text alone it computes what its
-decoder computes, so the other parts would only take memory: they are left out, and their weights are not read. What
-remains is transformers' own class, with its module names, its renaming of older checkpoints' weights and its positions.
+A multimodal model is a wrapper around a text decoder. On text alone, only the decoder matters, so the other parts are
+left out to save memory and their weights are not read. The result is still transformers' own class, with its module
+names, positions, and renaming of older checkpoints' weights.
 """
 
 import copy
@@ -19,37 +19,36 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 KEPT = {"gemma3n": ("embed_audio", "embed_vision"), "qwen2_audio": ("audio_tower",)}
-"""Modules outside the decoder that a wrapper needs for text too, by ``model_type``: Gemma 3n compares every token with
-the first id of each, and Qwen2-Audio moves its input to the device of one."""
+"""Modules outside the decoder that a wrapper needs even for text, by ``model_type``. Gemma 3n compares every token with
+the first id of each module; Qwen2-Audio moves its input to a module's device.
+"""
 
 WRAPPED = frozenset({"emu3"})
-"""Families whose class for the decoder alone does not find its weights in a wrapper's files, by ``model_type``."""
+"""Families whose decoder-only class does not find its weights in a wrapper's files, by ``model_type``."""
 
 
 def is_wrapper(config: Any) -> bool:
-    """Whether transformers' configuration of a whole model is of a text decoder and of more, such as an encoder of
-    pictures.
-    """
+    """Whether a configuration of transformers has a text decoder and further parts, such as an image encoder."""
     return config.get_text_config(decoder=True) is not config
 
 
 def known_class(config: Any) -> "type[PreTrainedModel] | None":
-    """transformers' class for models that write text; None if it has none, such as for code from a repository."""
+    """transformers' class for text generation; None if there is none, such as for code from a repository."""
     return next(iter(_known(config)), None)
 
 
 def text_only_class(config: Any) -> "type[PreTrainedModel] | None":
-    """The class of a wrapper without the parts that text does not need: a subclass of `known_class`, with its name.
+    """A wrapper's class without the parts unneeded for text: a subclass of `known_class` with the same name.
 
-    None for other models, and where `known_class` is the decoder's. Then transformers' AutoModelForCausalLM loads the
-    model, from the wrapper's files too.
+    None for other models, and if `known_class` is the decoder's. AutoModelForCausalLM then loads the model, also from a
+    wrapper's files.
     """
     known: Any = known_class(config)
     return _text_only(known) if known is not None and _wraps(known, config) else None
 
 
 def left_out(config: Any) -> int:
-    """The number of weights of a wrapper that are not in its text model; 0 for other models."""
+    """The number of a wrapper's weights outside its text model; 0 for other models."""
     import torch
 
     wrappers: list[Any] = [known for known in _known(config) if _wraps(known, config)]
@@ -61,12 +60,12 @@ def left_out(config: Any) -> int:
 
 
 def _wraps(known: "type[PreTrainedModel]", config: Any) -> bool:
-    """Whether a class makes more than the text decoder of a configuration."""
+    """Whether a class builds more than a configuration's text decoder."""
     import transformers
 
     if not is_wrapper(config):
         return transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None) is None
-    # A class may be made for another family's wrapper, so its own configuration is compared with the decoder's alone.
+    # A class may belong to another family's wrapper, so only its own configuration is compared with the decoder's.
     return known.config_class is not type(config.get_text_config(decoder=True))
 
 
@@ -89,13 +88,13 @@ def _text_only(known: Any) -> "type[PreTrainedModel]":
         known.__init__(self, config, *more, **named)
         self.left_out = _leave_out(self)
 
-    # transformers looks up how to rename weights by the class's name and by the module that it is from.
+    # transformers looks up the renaming of weights by the class's name and module.
     return type(known.__name__, (known,), {"__init__": init, "__module__": known.__module__, "__doc__": known.__doc__})
 
 
 def _leave_out(model: Any) -> int:
-    """Take out all modules with weights that are neither the text decoder nor an end of it; returns their number of
-    weights.
+    """Remove all modules with weights except the text decoder, its embeddings and output layer; returns the number of
+    removed weights.
     """
     ends = (model.get_decoder(), model.get_input_embeddings(), model.get_output_embeddings())
     kept = {id(module) for module in ends if module is not None}
@@ -180,7 +179,7 @@ def require_modules(model: "PreTrainedModel", device_map: dict[str, int | str], 
 
 
 def _keys_of(value: Any, settings: Any) -> list[str]:
-    """The dotted keys under which nested settings hold a value."""
+    """The dotted keys with this value in nested settings."""
     found = []
     for key, setting in settings.items() if isinstance(settings, dict) else ():
         if isinstance(setting, dict):

@@ -1,4 +1,4 @@
-"""How often ids occur in texts: a draft of few tokens should be able to write the likeliest."""
+"""Token counts in texts, from which a limited draft vocabulary is chosen."""
 
 import json
 from collections import Counter
@@ -27,17 +27,17 @@ class TokenCounts:
 
     @classmethod
     def of(cls, texts: Iterable[Iterable[int]]) -> "TokenCounts":
-        """Those in texts of ids."""
+        """Count the ids in texts."""
         return cls(Counter(token for text in texts for token in text))
 
     @classmethod
     def shipped(cls, tokenizer: Tokenizer) -> "TokenCounts":
-        """Counts in the prompts that ship with the package, where nothing is known about a pair's own texts."""
+        """Counts in the packaged prompts, for pairs without counts of their own."""
         return cls.of(shipped_texts(tokenizer))
 
     @classmethod
     def read(cls, path: Path) -> "TokenCounts":
-        """Counts in a file that `text` wrote; raises ModelError if there is no such file or it holds something else."""
+        """Read counts from a file that `text` wrote; raises ModelError for a missing or different file."""
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
             if found["schema_version"] != SCHEMA_VERSION:
@@ -49,7 +49,7 @@ class TokenCounts:
             why = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
             raise ModelError(
                 f"{path} does not hold token counts ({why}).",
-                "Let `specctl calibrate -o FILE` write one for a profile with draft.tokens, or leave token_counts out.",
+                "Run `specctl calibrate -o FILE` with draft.tokens to write one, or leave token_counts out.",
             ) from error
         return cls(counts)
 
@@ -59,26 +59,24 @@ class TokenCounts:
         return json.dumps({"schema_version": SCHEMA_VERSION, "counts": counts}) + "\n"
 
     def likeliest(self, count: int, whole: int, always: Iterable[int] = ()) -> list[int]:
-        """The ``count`` ids below ``whole`` that occur most; some, such as those that end a text, come before all
+        """The ``count`` most frequent ids below ``whole``; ids in ``always``, such as ends of sequence, come before all
         others.
 
-        Tokenizers number their ids by how early they were merged, so among ids that occur equally often the lowest are
-        the likeliest.
+        Tokenizers number ids in merge order, so of equally frequent ids the lowest are the likeliest.
         """
         first = {id_ for id_ in always if id_ < whole}
         order = sorted(range(whole), key=lambda id_: (id_ not in first, -self.counts.get(id_, 0), id_))
         return order[:count]
 
     def covered(self, ids: Iterable[int]) -> float:
-        """The share of all occurrences that are of these ids; 1 where there are none."""
+        """These ids' share of all occurrences; 1 without occurrences."""
         total = sum(self.counts.values())
         return sum(self.counts.get(id_, 0) for id_ in ids) / total if total else 1.0
 
     def expected(self, ids: Iterable[int], whole: int) -> float:
-        """`covered` as expected of other texts, for different ids out of V, ``whole``.
+        """The expected `covered` on other texts, for distinct ids out of V, ``whole``.
 
-        Ids that occur once here stand for those that other texts have and these have not, any of the V ids (Good and
-        Turing).
+        Good-Turing estimate: the ids that occur once estimate the mass of unseen ids, spread over all V ids.
         """
         total, ids = sum(self.counts.values()), set(ids)
         if not total:

@@ -1,7 +1,7 @@
 """``python -m specctl.models.files.unpack_gguf FILE FOLDER``: a GGUF file as a checkpoint that specctl runs.
 
-transformers reads the file and saves its weights in float32. What it leaves out is added: how positions beyond the
-model's first context are rotated, which a GGUF file keeps as tensors (Llama 3, Phi 3) or as ``rope.scaling`` keys.
+transformers reads the file and saves its weights in float32. This module adds the scaling of rotary positions, which
+transformers ignores: a GGUF file has it as tensors (Llama 3, Phi 3) or as ``rope.scaling`` keys.
 """
 
 import argparse
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 CONVERT = "Else use the checkpoint that the file was made from."
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-"""Settings of Llama 3.1 to 3.3 besides their factor; a GGUF file has only the frequency divisors that result."""
+"""Settings of Llama 3.1 to 3.3 besides their factor; a GGUF file has only the resulting frequency divisors."""
 
 
 def unpack(file: Path, folder: Path) -> None:
@@ -80,15 +80,13 @@ def unpack(file: Path, folder: Path) -> None:
 
 
 def _unreadable(file: Path, error: Exception) -> ModelError:
-    """For the many kinds of errors that damage and unknown architectures raise."""
+    """The ModelError for the many exceptions that damaged files and unknown architectures raise."""
     reason = " ".join(str(error).split()) or type(error).__name__
     return ModelError(f"{file} cannot be read: {reason}", f"Download it again if it may be damaged. {CONVERT}")
 
 
 def _rotation(reader: Any, arch: str, config: Any) -> dict[str, Any] | None:
-    """The ``rope_parameters`` that transformers does not read from a file, None if there are none; unknown ones are an
-    error.
-    """
+    """A file's ``rope_parameters`` that transformers ignores; None if there are none. Unknown ones raise ModelError."""
     tensors = {tensor.name: tensor.data for tensor in reader.tensors}
     original = _value(reader, f"{arch}.rope.scaling.original_context_length")
     long, short = (tensors.get(f"rope_factors_{which}.weight") for which in ("long", "short"))
@@ -131,12 +129,12 @@ def _llama3(divisors: "np.ndarray[Any, Any]", theta: float) -> dict[str, Any]:
     scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
     plain = theta ** (-np.arange(0, size, 2) / size)
     if not np.allclose(plain / scaled.numpy(), divisors, rtol=1e-3):
-        raise ModelError("The GGUF file scales the frequencies of positions otherwise than Llama 3.", CONVERT)
+        raise ModelError("The GGUF file scales rotary frequencies differently from Llama 3.", CONVERT)
     return found
 
 
 def _value(reader: Any, key: str) -> Any:
-    """A file's metadata under a key; None where it has none."""
+    """A file's metadata under a key; None if absent."""
     field = reader.get_field(key)
     return None if field is None else field.contents()
 

@@ -1,4 +1,4 @@
-"""From a profile to a `Pair`: the facts about its models first, then weights or stored graphs, then runners."""
+"""Loads a profile's `Pair`: facts about its models first, then weights or stored graphs, then runners."""
 
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
@@ -49,7 +49,7 @@ LARGE_DRAFT = 0.5
 
 
 def large_draft(verifier: tuple[str, int], draft: tuple[str, int]) -> str | None:
-    """A warning about a draft that is too large to pay; None for one that is not.
+    """A warning about a draft that is too large to pay off, else None.
 
     ``verifier`` and ``draft`` are each model's key in the profile and its number of parameters.
     """
@@ -88,7 +88,7 @@ def load_pair(
     models: bool = True,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Pair:
-    """Load every model of a profile, and choose with how many threads passes on the CPU run in this process.
+    """Load every model of a profile, and choose the number of threads for passes on the CPU.
 
     Args:
         profile: names the models.
@@ -100,12 +100,12 @@ def load_pair(
         on_foreign_predictor: called with a warning if a head was trained on another draft's weights; without it, such a
             head is an error.
         engines: how forward passes run; by default as set in the profile.
-        measured: whether to measure with how many threads decoding is fastest, where no one chose. Training is
-            faster with all of them, and repeats bit for bit only with the same number.
-        torch_weights: whether the models that onnxruntime runs keep their weights in torch too; without it, only those
-            that a draft head or a check reads do.
-        models: whether `Pair.models` is needed; without it, stored graphs stand for models where all of them have one,
-            which takes neither torch nor transformers.
+        measured: whether to measure the fastest number of threads for decoding, if none is set. Training is faster with
+            all threads, and is reproducible bit for bit only with a fixed number.
+        torch_weights: whether models on onnxruntime also keep their torch weights; if not, only models needed by a
+            draft head or a check do.
+        models: whether `Pair.models` is needed; if not and all models have stored graphs, these replace the models,
+            without torch and transformers.
         progress: called with the name of each model and head before it is loaded.
 
     Raises:
@@ -139,10 +139,10 @@ def load_pair(
         try:
             if (stored := find_stored(members, profile, settings)) is not None:
                 return pair_of(stored)
-        except Exception as error:  # the models are loaded then, or raise an error of their own
+        except Exception as error:  # then the models are loaded, which may raise another error
             if not (isinstance(error, ModelError | OSError | RuntimeError) or of_onnxruntime(error)):
                 raise
-    # Everything that can be checked without weights, before the first of them are loaded, which may take minutes.
+    # Check everything possible before loading weights, which may take minutes.
     gpus = [named_devices(one.table) for one in members if one.table.has_files]
     devices = device_memory(None if None in gpus else {name for each in gpus for name in each or ()})
     members = find_all(members, above, devices, settings.engine)
@@ -169,7 +169,9 @@ def _pair(
     on_foreign_predictor: Callable[[str], None] | None,
     progress: Callable[[str], None],
 ) -> Pair:
-    """The pair of members that are loaded or stored; ``began`` is when loading began, the others are `load_pair`'s."""
+    """Build the pair from loaded or stored members; ``began`` is the start time of loading, for the others see
+    `load_pair`.
+    """
     members = list(members)
     target = members[0].model
     assert target is not None, "the target is not a draft head"
@@ -189,7 +191,7 @@ def _pair(
         one.write_fewer(tokenizer, vocabulary, eos)
     for warning in large_drafts(members, above):
         settings.notice(warning)
-    # Before any pass is compiled or any session is opened: both keep the number of threads that they began with.
+    # Done before any compilation or session, because both keep their initial number of threads.
     loaded = [one.torch_model for one in members if one.torch_model is not None]
     whole = not any(model.sharding for model in loaded)
     setting = profile.threads if whole else share_of(profile.threads, profile.target.shards or 1)
@@ -241,7 +243,7 @@ def _pair(
 def _rules(
     target: LoadedModel | StoredModel, runners: Sequence[Slot], eos: Set[int], vocabulary: int
 ) -> Sequence[TokenRule | None]:
-    """For each runner the rules of the target's generation settings."""
+    """The target's generation rules for each runner."""
     if isinstance(target, StoredModel):
         penalty = target.facts.repetition_penalty
         assert penalty is not None, "other rules need the model"
@@ -257,7 +259,7 @@ def _rules(
 class Assembled:
     """Runners of a target and its drafts."""
 
-    members: Sequence[PairMember]  # from the target down, each with the model that its runner has
+    members: Sequence[PairMember]  # from the target down, each with its runner's model
     bare: Slot  # the target's runner without wrappers
     target: Slot  # the runner that verifies
     # drafts, named_predictors: see `Pair`
@@ -276,14 +278,14 @@ def assemble(
     on_foreign_predictor: Callable[[str], None] | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Assembled:
-    """Make the runners of a target and its drafts, and let each draft head read the states of its verifier.
+    """Build the runners of a target and its drafts, and connect each draft head to its verifier's states.
 
     Args:
         members: from the target down, loaded or stored.
         above: see `Pair`.
-        vocabulary: V, as wide as the logits of all runners; those of a model with fewer rows are filled up.
+        vocabulary: V, the width of all runners' logits; narrower logits are padded.
         settings: how passes run; its ``check`` is for the target.
-        threads: numbers of threads from which a stored graph takes the fastest.
+        threads: thread counts from which a stored graph chooses the fastest.
         torch_weights, on_foreign_predictor, progress: see `load_pair`.
 
     Raises:
@@ -312,8 +314,8 @@ def assemble(
             runner = in_parallel(runner, found.model.config, vocabulary, found.name)
         runners.append(runner)
     target, bare = members[0].torch_model, runners[0]
-    if target is not None and target is not whole:  # onnxruntime cannot run it as it is quantised there
-        check_model(target, members[0], vocabulary)  # and torch quantises it otherwise
+    if target is not None and target is not whole:  # onnxruntime cannot run its quantised graph
+        check_model(target, members[0], vocabulary)  # and torch quantises it differently
     if settings.deterministic:
         runners[0] = Slot(FixedWidthPasses(bare)) if target is None else fixed_width(bare, target.model)
     if checks and target is not None:
@@ -341,7 +343,7 @@ def _runner(
     *,
     keeps: bool,
 ) -> tuple[PairMember, Slot]:
-    """A member's runner, and the member as that runs it; ``verifier`` is the runner above it, if there is one."""
+    """A member's runner, and the member with the runner's model; ``verifier`` is the runner above it, if any."""
     network = member.network
     if network is None:
         name = member.table.model
@@ -366,7 +368,7 @@ def _runner(
 
 
 def own_heads(table: ModelTable) -> list[str]:
-    """The head that a draft's table names, of a kind that its policy reads."""
+    """Load the head in a draft's table; its kind must fit the policy."""
     if not isinstance(table, DraftTable) or table.head is None:
         return []
     require_kind(locate_predictor(table.head), table.policy)
@@ -388,9 +390,9 @@ NAMELESS = "the model"
 
 
 def in_memory(model: "PreTrainedModel", role: str) -> LoadedModel:
-    """A causal language model that its user has loaded; ``role`` is ``target`` or ``draft``, for messages.
+    """A member for a causal language model loaded by the user; ``role`` is ``target`` or ``draft``, for messages.
 
-    Raises ModelError for an encoder and decoder, and for a model that cannot take back rejected tokens.
+    Raises ModelError for an encoder-decoder model, and for a model that cannot roll back rejected tokens.
     """
     from specctl.models.passes.cache import cannot_go_back
 
@@ -403,26 +405,26 @@ def in_memory(model: "PreTrainedModel", role: str) -> LoadedModel:
 
 
 def form_of(model: "PreTrainedModel") -> list[Any]:
-    """What runners of a model and its drafts are made for; where it changes they have to be made again.
+    """A fingerprint of a model's form; runners must be rebuilt when it changes.
 
-    It is the model's configuration, its attention, and each weight's name, shape, dtype and device: so it changes where
-    embeddings are resized or a model is moved, and not where weights get other values.
+    It has the model's configuration, its attention, and each weight's name, shape, dtype and device. So it changes when
+    embeddings are resized or the model is moved, but not when weights get new values.
     """
     from specctl.models.passes.masks import USUAL, WITH_MASKS
 
     weights = [(name, weight.shape, weight.dtype, weight.device) for name, weight in model.named_parameters()]
     config = model.config
-    attention = getattr(config, "_attn_implementation", None)  # of `WITH_MASKS` a runner itself may choose another
+    attention = getattr(config, "_attn_implementation", None)  # a runner may switch among `WITH_MASKS` itself
     return [model, config.to_dict(), USUAL if attention in WITH_MASKS else attention, weights]
 
 
 def assembled(target: LoadedModel, draft: DraftTable, given: "PreTrainedModel | None") -> Assembled:
-    """Eager runners of a target in memory, with all its output rows, and of its drafts.
+    """Eager runners of a target in memory, with its full vocabulary, and of its drafts.
 
     Args:
         target: checked once, if its family is not known.
         draft: the table of the draft that it verifies.
-        given: a model to use as the only draft; None to load what the table names.
+        given: a model to use as the only draft; None to load the table's draft.
 
     Raises:
         ModelError: a draft cannot be loaded, has another tokenizer than the target, or its head was trained on another
@@ -440,7 +442,9 @@ def assembled(target: LoadedModel, draft: DraftTable, given: "PreTrainedModel | 
     members = find_all(members, above, device_memory(), "eager")
     for place, (member, table) in enumerate(zip(members[1:], draft.levels, strict=False), start=1):
         if member.head is not None:
-            members[place] = replace(member, table=table)  # draft heads go where their verifier's output layer is
+            members[place] = replace(
+                member, table=table
+            )  # draft heads go to the device of their verifier's output layer
     members = load_found(members, above, lambda _: None)
     _write_fewer(target, members)
     for place, member in enumerate(members[1:], start=1):
@@ -451,7 +455,7 @@ def assembled(target: LoadedModel, draft: DraftTable, given: "PreTrainedModel | 
 
 
 def _write_fewer(target: LoadedModel, members: Sequence[PairMember]) -> None:
-    """Cut the output layers of drafts to the tokens that their tables let them write; one in memory is its user's."""
+    """Trim drafts' output layers to the tokens in their tables; a user's model in memory is rejected instead."""
     for draft in members[1:]:
         if not isinstance(draft.table, DraftTable) or draft.table.tokens is None or draft.network is None:
             continue
@@ -466,7 +470,7 @@ def _write_fewer(target: LoadedModel, members: Sequence[PairMember]) -> None:
 
 
 def _translated(draft: PairMember, target: LoadedModel, *, verifies: bool) -> PairMember:
-    """`translated`, where both models' folders or repositories have a tokenizer."""
+    """Apply `translated` if both models' folders or repositories have a tokenizer."""
     assert draft.torch_model is not None
     try:
         ours = load_tokenizer(ModelTable(model=target.name))

@@ -1,4 +1,4 @@
-"""Hashes of the files of models, by which something that was made from a model is found again."""
+"""Hashes of models' files, used as keys of data derived from a model."""
 
 import hashlib
 from collections.abc import Sequence
@@ -14,11 +14,11 @@ from specctl.profile.schema import IN_TARGET, DraftTable, Profile
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """The files that decide what a profile's models compute, including its tokenizer's and its templates'."""
+    """The files that determine what a profile's models compute, including tokenizer and templates."""
 
-    # of each model, draft head and acceptance head by its key in the profile, sorted; those that are here
+    # local files of each model, draft head and acceptance head by its key in the profile, sorted
     files: dict[str, list[Path]] = field(default_factory=dict)
-    # for those from the hub, the commit that their revision names now
+    # for hub models, the current commit of their revision
     commits: dict[str, str] = field(default_factory=dict)
 
     @classmethod
@@ -49,18 +49,16 @@ class Contents:
         return cls(found, commits)
 
     def hashes(self) -> dict[str, str]:
-        """`files_hash` of each, with the files' names; the same for every copy of them."""
+        """`files_hash` of each with its files' names; equal for every copy."""
         return {key: _with_names(files_hash(files), files) for key, files in self.files.items()}
 
     def identities(self) -> dict[str, str]:
-        """The commit of each that is from the hub, whether all of its files are here or not, else its hash."""
+        """The commit of each hub model, even if files are missing here; else its hash."""
         local = Contents({key: files for key, files in self.files.items() if key not in self.commits})
         return {**local.hashes(), **{key: f"commit {commit}" for key, commit in self.commits.items()}}
 
     def changes(self) -> dict[str, list[tuple[str, int, int, int]]]:
-        """Path, size, time and inode of every file: they differ as soon as one is written again, with whatever
-        contents.
-        """
+        """Path, size, time and inode of every file, which change whenever a file is rewritten."""
         return {key: [_state(file) for file in files] for key, files in self.files.items()}
 
 
@@ -68,22 +66,21 @@ States = tuple[tuple[str, int, int, int], ...]  # Path, size, time and inode of 
 
 
 def model_states(checkpoint: Checkpoint) -> States | None:
-    """The states of all files that decide what a model computes; None while its weights are not all here."""
+    """The states of all files that determine what a model computes; None if weights are missing."""
     return tuple(map(_state, _of_checkpoint(checkpoint))) if checkpoint.has_weights() else None
 
 
 def model_hash(checkpoint: Checkpoint, trust_remote_code: bool, *, whole: bool = True) -> str | None:
-    """A hash of all files that decide what a model computes, and how its tokenizer spells; computed once for the same
-    files.
+    """A hash of all files that determine what a model computes and its tokenizer; cached for unchanged files.
 
     Args:
         checkpoint: the model's files.
-        trust_remote_code: whether code may run that other files may hold.
-        whole: whether every byte is read; samples of large files miss single weights only.
+        trust_remote_code: whether the model may run its own code.
+        whole: whether every byte is read; samples of large files may miss changes of single weights.
 
     Returns:
-        None where the files do not decide: the model's own code is in other places too, transformers finds an adapter
-            in the model's folder, or files are missing.
+        None if the files do not determine the model: it has its own code, an adapter is in its folder, or files are
+            missing.
     """
     if trust_remote_code or (checkpoint.folder / ADAPTER).exists():
         return None

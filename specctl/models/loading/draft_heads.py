@@ -30,7 +30,7 @@ PASSES: dict[type, tuple[Callable[..., Passes], Callable[..., Passes]]] = {
     ChainHead: (ChainPasses, GraphChainPasses),
     BlockHead: (BlockPasses, GraphBlockPasses),
 }
-"""By family: those over fixed buffers, and those that are captured."""
+"""By family: the runner over fixed buffers, and the captured one."""
 
 
 def build_head_runner(
@@ -47,7 +47,7 @@ def build_head_runner(
         vocabulary: the pair's shared vocabulary.
         name: the head's, in messages.
         settings: which engine, and whether to compile.
-        verifier: the runner of the model whose states it reads, without wrappers.
+        verifier: its verifier's runner, without wrappers.
     """
     device = next(head.parameters()).device
     its = None if verifier is None else ENGINES.get(verifier.engine.partition(",")[0])
@@ -74,7 +74,7 @@ def _by_engine(
     settings: EngineSettings,
     verifier: Slot | None,
 ) -> Slot | None:
-    """A head's runner by an engine; None where that has found that it cannot or should not run the head."""
+    """A head's runner on an engine; None if the engine cannot or should not run the head."""
     plain, captured = next(passes for family, passes in PASSES.items() if isinstance(head, family))
     if choice.engine.tried:
         from specctl.models.onnx_heads.engine import build_onnx_head
@@ -92,7 +92,7 @@ def _by_engine(
 
 
 def needed(head: ChainHead | BlockHead) -> Estimate:
-    """The memory that a draft head needs."""
+    """The memory needs of a draft head."""
     parameters = sum(weight.numel() for weight in head.parameters())
     dtype = str(next(head.parameters()).dtype).removeprefix("torch.")
     size = parameters * ITEM_BYTES[dtype]
@@ -102,8 +102,8 @@ def needed(head: ChainHead | BlockHead) -> Estimate:
 def load_draft_head(found: DraftHeadCheckpoint, table: ModelTable, verifier: "LoadedModel") -> ChainHead | BlockHead:
     """Load a draft head next to its verifier: the network in eval mode, on its device.
 
-    With device and dtype ``auto`` in its table they are those of the verifier's output layer. Raises ModelError where
-    the head is damaged, of an unknown layout or made for another model, and where its device does not exist.
+    With device and dtype ``auto`` in its table they are those of the verifier's output layer. Raises ModelError if the
+    head is damaged, of an unknown layout or for another model, or its device does not exist.
     """
     head = found.network(verifier.model)
     if table.device != "auto":

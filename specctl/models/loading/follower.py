@@ -1,7 +1,7 @@
-"""The program of a follower, whose arguments are STORE RANK SIZE REPORTS.
+"""The program of a follower process; its arguments are STORE RANK SIZE REPORTS.
 
-REPORTS is a file descriptor to which it writes lines of JSON: words, and at last why it failed. It ends when its
-standard input does.
+REPORTS is a file descriptor for lines of JSON: status reports, and finally the reason of a failure. It exits when its
+standard input closes.
 """
 
 import json
@@ -43,7 +43,7 @@ def main() -> None:
         traceback.print_exc()
         say({"message": f"{type(error).__name__}: {error}", "hint": "Run the command again."})
     finally:
-        os._exit(ModelError.exit_code)  # at once, even if a pass of this rank still waits
+        os._exit(ModelError.exit_code)  # exit at once, even if a pass of this rank still waits
 
 
 def _end_with_leader() -> None:

@@ -1,4 +1,4 @@
-"""A check of a model by its behaviour when it is first loaded, stored so that it is made once."""
+"""A check of a model's behaviour on its first load; the result is stored."""
 
 import hashlib
 import json
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from specctl.models.loading.model import LoadedModel
     from specctl.models.loading.pair_members import PairMember
 
-SCHEMA_VERSION = 3  # Version of stored checks; other versions are ignored
+SCHEMA_VERSION = 3  # Version of stored checks; others are ignored
 ELSEWHERE = (
     "Choose a causal language model such as Llama, Qwen, Gemma, Mistral or Pythia, or the causal one of this family."
 )
@@ -29,14 +29,14 @@ OTHER_WEIGHTS = "Choose another value of quantize or another checkpoint."
 class ModelCheck:
     """The result of a model's check."""
 
-    # why drafting would change a target's text, as the end of a sentence; None if it would not
+    # why drafting would change this target's text, to end a sentence; None if it would not
     fault: str | None = None
     hint: str = ELSEWHERE  # what to use instead
-    fails: bool = False  # whether its passes over a cache end in an error, so that it cannot draft either
+    fails: bool = False  # whether its passes over a cache fail, so that it cannot draft either
     no_buffers: str | None = None  # why it cannot run over fixed buffers, with one or several texts; None if it can
 
     def require(self, name: str, *, drafts: bool = False) -> None:
-        """Raise a ModelError if the model of this name cannot be a target, or cannot draft."""
+        """Raise a ModelError if the model cannot be a target or, with ``drafts``, cannot draft."""
         if drafts and self.fails:
             raise ModelError(f"{name} cannot draft: {self.fault}.", self.hint)
         if self.fault is not None and not drafts:
@@ -44,19 +44,19 @@ class ModelCheck:
 
 
 def check_model(network: "LoadedModel", member: "PairMember | None", vocabulary: int, *, drafts: bool = False) -> None:
-    """Make sure that a target computes one function of a text, whatever passes it is read in.
+    """Check that a target's results do not depend on how a text is split into passes.
 
-    A draft need not: the verdict knows the distribution that it draws from. But its passes have to end. A model that
-    differs over fixed buffers alone is not rejected: `mask_obstacle` then says so, and engines ask it.
+    A draft need not be consistent, because verification uses the distribution it sampled from, but its passes must not
+    fail. A model that differs only over fixed buffers is not rejected: `mask_obstacle` then reports it to engines.
 
     Args:
         network: the model, in torch.
-        member: of the pair; None for a model that came from elsewhere.
+        member: of the pair; None for another model.
         vocabulary: V, ids are drawn from below it.
-        drafts: whether it drafts, and does not decide.
+        drafts: whether it is a draft rather than the target.
 
     Raises:
-        ModelError: it cannot be a target, and the message has the number; or it cannot draft.
+        ModelError: it cannot be a target (the message has the difference), or it cannot draft.
     """
     from specctl.models.passes.masks import rule_out_masks
 
@@ -85,13 +85,13 @@ def stored_check(
         checkpoint, table: the model's.
         kind: of its device, such as ``cpu``.
         dtype: of its loaded weights.
-        quantize: how torch has them quantised; None where they are not.
+        quantize: their quantisation in torch, if any.
     """
     return _read(_path(checkpoint, table, kind, dtype, quantize))
 
 
 def _made(network: "LoadedModel", vocabulary: int) -> tuple[ModelCheck, bool]:
-    """The result of a check, and whether it would be the same again: a pass may fail once."""
+    """Run a check; returns its result, and whether the result is reproducible: a pass may fail once."""
     from specctl.models.running.one_function import over_cache, over_rows, width_fault
 
     if (sharding := network.sharding) is not None:
@@ -112,16 +112,16 @@ def _made(network: "LoadedModel", vocabulary: int) -> tuple[ModelCheck, bool]:
 
 
 _MADE: "WeakKeyDictionary[Any, ModelCheck]" = WeakKeyDictionary()
-"""Checks of this process by transformers model, which may have come without files."""
+"""This process's checks by transformers model, which may have no files."""
 
 
 def _is_quantised(network: "LoadedModel") -> bool:
-    """Whether torch has quantised weights; onnxruntime rounds those of a model that torch has whole."""
+    """Whether the torch weights are quantised; onnxruntime quantises a model whose torch weights are not."""
     return getattr(network.model, "quantization_method", None) is not None
 
 
 def _path(checkpoint: Checkpoint, table: ModelTable, kind: str, dtype: str, quantize: str | None) -> Path | None:
-    """The file of a model's check; None where its files do not say what it computes."""
+    """The file of a model's check; None if its files do not determine what it computes."""
     if (files := model_hash(checkpoint, table.trust_remote_code, whole=False)) is None:
         return None
     key = hashlib.sha256(key_of_files(files, kind, dtype, quantize).encode()).hexdigest()[:32]

@@ -1,4 +1,4 @@
-"""Runners of loaded models, by the engine that a profile asks for."""
+"""Runners of loaded models, on the profile's engine."""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 def model_runner(
     one: PairMember, network: LoadedModel, vocabulary: int, settings: EngineSettings, *, keeps: bool = True
 ) -> tuple[LoadedModel, Slot]:
-    """A model's runner, and the model as that runs it.
+    """A model's runner, and the model as the runner uses it.
 
     Args:
         one: the member with its files.
         network: its model as it was loaded.
         vocabulary: the pair's shared vocabulary.
         settings: which engine, and whether to compile.
-        keeps: whether torch's weights are needed where torch does not run the model.
+        keeps: whether to keep torch weights even if another library runs the model.
 
     Raises:
         ModelError: the engine cannot run it quantised, and torch cannot either.
@@ -56,9 +56,9 @@ def model_runner(
 def sharded_runner(
     model: "PreTrainedModel", sharding: "Sharding", vocabulary: int, name: str, settings: EngineSettings
 ) -> Slot:
-    """The runner of a model in shards, by the engine that a profile asks for.
+    """The runner of a sharded model, on the profile's engine.
 
-    Raises ModelError where onnxruntime is to run it, and where a rank cannot run it.
+    Raises ModelError if the engine is onnx, or a rank cannot run it.
     """
     from specctl.models.sharding import leader
 
@@ -72,14 +72,14 @@ def sharded_runner(
 
 
 def checking_runner(model: "PreTrainedModel", sharding: "Sharding", vocabulary: int, name: str) -> Slot:
-    """Another runner of a model in shards, with an empty cache and plain passes."""
+    """Another runner of a sharded model, with an empty cache and plain passes."""
     from specctl.models.sharding import leader
 
     return leader().open(model, sharding, vocabulary, name, EngineSettings("eager", compile=False, in_step=True))
 
 
 def checked_runner(runner: Slot, bare: Slot, target: PairMember, vocabulary: int) -> Slot:
-    """A target's runner that is compared once with a fresh read, by eager passes where torch has the same weights.
+    """Wrap a target's runner to compare it once with a fresh read, by eager passes if torch has the same weights.
 
     ``bare`` is ``runner`` without wrappers, ``target`` the member as that runs it.
     """

@@ -1,4 +1,4 @@
-"""The tokens of a draft: those it shares with a target of another tokenizer, and those it may write."""
+"""A draft's tokens: those shared with a target of another tokenizer, and limited vocabularies."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,7 +12,7 @@ from specctl.models.translation import TokenBytes, TokenMap, TranslatedPasses, W
 from specctl.profile.schema import DraftTable, ModelTable
 
 OTHERS = "Choose a draft with the target's own tokenizer, or let it copy from the text (prompt:lookup)."
-COVERED = 0.75  # A draft drafts shared tokens where they make up at least this share of a text, else it writes text
+COVERED = 0.75  # A draft drafts shared tokens if they are at least this share of a text, else it writes text
 
 
 def token_map(
@@ -24,7 +24,7 @@ def token_map(
     *,
     needs_law: bool = False,
 ) -> TokenMap | None:
-    """What a draft shares with its target, and how it drafts; None where they have the same tokenizer.
+    """A draft's token map to its target, and its way of drafting; None if both have the same tokenizer.
 
     Args:
         table: the draft's.
@@ -32,7 +32,7 @@ def token_map(
         draft: the draft's.
         whole: V, the pair's vocabulary: the target's ids, perhaps followed by padding.
         draft_rows: width of the draft's logits.
-        needs_law: whether a head or a draft below it needs its distribution over the target's tokens.
+        needs_law: whether a head or a faster draft needs its distribution over the target's tokens.
 
     Raises:
         ModelError: they differ and must not; or they are the same and the draft has too few rows.
@@ -80,21 +80,22 @@ def covered(tokens: TokenMap, target: Tokenizer) -> float:
 
 
 def own_text_runner(runner: Slot, tokens: TokenMap) -> Slot:
-    """A wrapper that gives a draft with another tokenizer the target's ids."""
+    """The wrapper through which a draft with another tokenizer takes the target's ids."""
     return Slot((WrittenPasses if tokens.writes_text else TranslatedPasses)(runner, tokens))
 
 
 def notice_of(role: str, table: ModelTable, tokens: TokenMap) -> str:
-    """The notice about a draft with another tokenizer before it drafts."""
+    """The notice about a draft with another tokenizer."""
     return f"{role} {table.model} has another tokenizer than the target: it {tokens.summary}"
 
 
 WRITES_FEW = "it was trained to write {:,} of them"
 PARTS = (1, 2, 4, 8, 16)  # ``auto`` chooses among V divided by each of these
-DRAFTING = 0.4  # The share of a round's time in which the draft works, as ``auto`` assumes
+DRAFTING = 0.4  # The draft's share of a round's time that ``auto`` assumes
 WORTH = 1.5
-"""The relative loss in round length for each relative loss in acceptance, as ``auto`` assumes: for rounds of five
-tokens that are each accepted with probability 0.7."""
+"""The relative loss of round length per relative loss of acceptance that ``auto`` assumes: for rounds of five tokens,
+each accepted with probability 0.7.
+"""
 
 
 def draft_vocabulary(
@@ -111,12 +112,12 @@ def draft_vocabulary(
         table: the draft's.
         tokenizer: the pair's.
         whole: V, the pair's shared vocabulary.
-        eos: ids that end a text, which it can write in any case.
-        rows: of its output layer; None for V at least.
-        share: the output layer's share of the weights that a draft step reads; only ``auto`` uses it.
+        eos: end-of-sequence ids, which are always included.
+        rows: of its output layer; None if at least V.
+        share: the output layer's share of the weights read in a draft step; used by ``auto`` only.
 
     Raises:
-        ModelError: it is to write more ids than there are, or there are no counts where the table says.
+        ModelError: the table asks for more ids than there are, or its counts file does not exist.
     """
     if not isinstance(table, DraftTable) or table.tokens is None:
         return None
@@ -134,7 +135,7 @@ def draft_vocabulary(
 def counts_for(table: DraftTable, tokenizer: Tokenizer, whole: int) -> TokenCounts:
     """Token counts from the file that a draft's table names, or of the shipped prompts.
 
-    Raises ModelError if there are none in the file, or they are for other tokens.
+    Raises ModelError if the file has no counts, or counts of other tokens.
     """
     if (named := table.token_counts) is None:
         return TokenCounts.shipped(tokenizer)
@@ -142,13 +143,13 @@ def counts_for(table: DraftTable, tokenizer: Tokenizer, whole: int) -> TokenCoun
     if (most := max(counts.counts, default=0)) >= whole:
         raise ModelError(
             f"{named} counts ids up to {most:,}, and the pair shares {whole:,}.",
-            "It was made for a pair with another tokenizer: name the right one, or leave token_counts out.",
+            "It was made for a pair with another tokenizer: name the right file, or leave token_counts out.",
         )
     return counts
 
 
 def fitting(counts: TokenCounts, whole: int, share: float) -> int:
-    """The number of ids that ``auto`` lets a draft write: the gain of a smaller product less the cost of lost drafts.
+    """The vocabulary size that ``auto`` chooses: it weighs a smaller output layer against lost acceptance.
 
     ``counts`` are of the pair's texts, ``whole`` is V, ``share`` as in `draft_vocabulary`.
     """
@@ -161,10 +162,10 @@ def fitting(counts: TokenCounts, whole: int, share: float) -> int:
 
 
 def trained_on_few(name: str, count: int) -> ModelError:
-    """The error for a draft head that was trained to write few tokens and is to write others."""
+    """The error for a draft head that was trained with a limited vocabulary and is given another one."""
     return cannot_write_fewer(name, WRITES_FEW.format(count))
 
 
 def cannot_write_fewer(name: str, why: str) -> ModelError:
-    """The error for a draft whose output layer cannot be cut."""
+    """The error for a draft whose output layer cannot be trimmed."""
     return ModelError(f"The draft {name!r} cannot write fewer tokens: {why}.", "Leave draft.tokens out.")
