@@ -17,32 +17,32 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Runners of a target and its drafts, over one shared vocabulary."""
+    """The runners of a target and its drafts, with a shared vocabulary."""
 
-    target: Slot  # runner of the target model
-    # runner of the draft, then of the model that drafts for it, and so on down; empty if only the target was loaded. In
-    # a benchmark, the drafts of several profiles in a row.
+    target: Slot  # the target model's runner
+    # the runner of the draft, then of the model that drafts for the draft, and so on; empty if only the target was
+    # loaded. In a benchmark, the drafts of several profiles one after the other.
     drafts: tuple[Slot, ...]
     tokenizer: Tokenizer  # the target's tokenizer
     eos: frozenset[int]  # ids that end a sequence
-    context: int  # the longest sequence that the target can hold, in tokens; a draft may hold fewer (`Slot.room`)
-    # the transformers models of the runners, the target's first; draft heads, lookups and registered drafters are none.
-    # Loaded without ``torch_weights``, those that onnxruntime runs have shapes and no weights.
+    context: int  # the longest sequence that the target can hold, in tokens; a draft may hold less (`Slot.room`)
+    # the runners' transformers models, the target's first; draft heads, lookups and registered drafters have none. If
+    # loaded without ``torch_weights``, models that onnxruntime runs have shapes but no weights.
     models: "tuple[PreTrainedModel, ...]"
-    # for each draft its predictors by name, on the draft's device; the first is the default
+    # for each draft its predictors by name, on the draft's device; the first one is the default
     named_predictors: tuple[Mapping[str, TrainedPredictor], ...] = ()
-    # for each draft the index of the draft whose states it may read, None for the target; empty where each draft reads
+    # for each draft the index of the draft that supplies its states, None for the target; empty where each draft reads
     # those of the model before it
     above: tuple[int | None, ...] = ()
-    # with how many threads passes on the CPU run, and why; None for a pair that was put together by hand
+    # the number of threads for passes on the CPU, with the reason; None for a pair assembled by hand
     threads: Threads | None = None
-    # V, ids below it are known to all models; of a pair that was put together by hand, no bound is known
+    # V: all models know the ids below it; unknown for a pair assembled by hand
     vocabulary: int = 1 << 31
-    # makes a policy of a setting of one draft; in a batch, one that may decide together with those of others
+    # builds a policy from one draft's setting; in a batch, this policy may decide jointly with those of other texts
     policy: Callable[[Setting], StoppingPolicy] = Setting.build
-    texts: int = 1  # how many are written at once, this pair's among them
-    # rules of the target's generation_config.json about each text's prompt, by the keys of a sampling table, which hold
-    # where that has no others
+    texts: int = 1  # the number of texts in the batch
+    # the target's generation_config.json rules that depend on a text's prompt, by sampling table key; used where the
+    # table does not set them
     prompt_rules: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -52,17 +52,17 @@ class Pair:
 
     @property
     def thread_count(self) -> int:
-        """With how many threads the target's passes on the CPU run."""
+        """The number of threads of the target's passes on the CPU."""
         return torch_threads() if self.threads is None else self.threads.number
 
     @property
     def predictors(self) -> tuple[TrainedPredictor | None, ...]:
-        """The first head of each draft; None for a draft without one."""
+        """The first head of each draft; None for a draft without heads."""
         return tuple(next(iter(predictors.values()), None) for predictors in self.named_predictors)
 
     @property
     def verifiers(self) -> tuple[int | None, ...]:
-        """`above`, never empty but without drafts."""
+        """`above` with its default filled in."""
         return self.above or in_a_row(len(self.drafts))
 
     @property
@@ -72,7 +72,7 @@ class Pair:
 
     @property
     def lower(self) -> "Pair":
-        """The pair in which the first draft is the target of the drafts below it."""
+        """The pair with the first draft as the target of the drafts below it."""
         target, *drafts = self.drafts
         return replace(
             self,
@@ -84,26 +84,26 @@ class Pair:
         )
 
     def devices(self, draft: int | None) -> frozenset[str]:
-        """The devices on which the weights of a draft are, or of the target for None."""
+        """The devices of a draft's weights, or of the target's for None."""
         runner = self.target if draft is None else self.drafts[draft]
         found = {str(runner.device)}
         if draft is None or runner.runs_model:
             place = 0 if draft is None else 1 + sum(above.runs_model for above in self.drafts[:draft])
-            # What onnxruntime runs has no weights in torch.
+            # Models that onnxruntime runs have no weights in torch.
             weights = [weight for model in self.models[place : place + 1] for weight in model.parameters()]
             found |= {str(weight.device) for weight in weights if not weight.is_meta}
         return frozenset(found)
 
     @property
     def is_eager(self) -> bool:
-        """Whether the target and the drafts with a model of their own run eagerly."""
+        """Whether the target and all drafts with their own model run eagerly."""
         return all(runner.engine == "eager" for runner in (self.target, *self.drafts) if runner.runs_model)
 
     def eagerly(self) -> "Pair":
-        """The same models with runners of the eager engine, over caches of their own; weights are shared.
+        """The same models with runners of the eager engine and new caches; weights are shared.
 
-        Draft heads, lookups and registered drafters keep their runners. It has to be loaded with ``torch_weights``, and
-        of whole models.
+        Draft heads, lookups and registered drafters keep their runners. The pair must be loaded with ``torch_weights``,
+        and its models must be whole.
         """
         from specctl.models.running.eager import EagerPasses
 
@@ -116,15 +116,15 @@ class Pair:
 
     @property
     def preparing_seconds(self) -> float | None:
-        """Wall time in seconds that the runners have spent on compiling or capturing; None if no runner does either."""
+        """Wall time in seconds that the runners spent on compiling or capturing; None if no runner does that."""
         spent = [seconds for runner in (self.target, *self.drafts) if (seconds := runner.preparing_seconds) is not None]
         return sum(spent) if spent else None
 
     def require_law(self, what: str) -> None:
-        """Raise UsageError if the draft writes text, and so has no distribution over the target's tokens.
+        """Raise UsageError if the draft writes text, since it then has no distribution over the target's tokens.
 
         Args:
-            what: reads it.
+            what: the feature that needs the distribution.
         """
         if self.drafts[0].writes_text:
             raise UsageError(
@@ -133,7 +133,7 @@ class Pair:
             )
 
     def room(self, prompt: Sequence[int]) -> int:
-        """How many tokens may follow a prompt; raises RecordError as `room_in` does."""
+        """How many tokens may follow a prompt; raises the RecordErrors of `room_in`."""
         return room_in(self.context, self.vocabulary, prompt)
 
 
@@ -142,8 +142,8 @@ def room_in(context: int, vocabulary: int, prompt: Sequence[int]) -> int:
 
     Args:
         context: the most tokens of a sequence.
-        vocabulary: V, the models know the ids below it. Another id would read outside the embeddings; on CUDA that ends
-            the device for all texts.
+        vocabulary: V; the models know the ids below it. Another id would read outside the embeddings, which on CUDA
+            makes the device unusable for all texts.
         prompt: ids (T,).
 
     Raises:
@@ -159,5 +159,5 @@ def room_in(context: int, vocabulary: int, prompt: Sequence[int]) -> int:
 
 
 def in_a_row(drafts: int) -> tuple[int | None, ...]:
-    """For each draft of a hierarchy the index of the draft above it, None for the target."""
+    """For each draft of a hierarchy the index of the draft above it; None for the first, which is below the target."""
     return (None, *range(drafts - 1))[:drafts]

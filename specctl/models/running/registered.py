@@ -1,4 +1,4 @@
-"""A drafter of another distribution, which predicts the next token from the text alone."""
+"""A drafter from another package, which predicts the next token from the text alone."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
@@ -15,29 +15,29 @@ if TYPE_CHECKING:
 
 
 class NextTokens(Protocol):
-    """What a registered drafter is: scores of the next token, from a text of ids. No network is needed.
+    """The interface of a registered drafter: scores of the next token, from a text of ids. It needs no network.
 
-    Tokens are drawn from its scores as from a model's, so that what is written stays exact whatever it predicts.
+    Tokens are drawn from its scores as from a model's logits, so the output stays exact whatever it predicts.
     """
 
     def logits(self, text: Sequence[int], rows: int) -> "torch.Tensor":
         """Scores ``(rows, V)`` of the tokens that follow the last ``rows`` tokens of the text, any float dtype.
 
-        Row i is for the token after ``text[: len(text) - rows + 1 + i]`` and must not depend on what comes after that.
-        ``-inf`` means never, equal scores mean that nothing is known. The list must not be changed.
+        Row i is for the token after ``text[: len(text) - rows + 1 + i]`` and must not depend on later tokens. ``-inf``
+        excludes a token; equal scores express no preference. The list must not be changed.
         """
 
 
 class RegisteredPasses(Passes):
-    """Passes of a registered drafter: keeps the text for it, and checks what it gives.
+    """Passes of a registered drafter: store its text, and check its results.
 
     Args:
-        name: of the drafter, with ``drafter:``.
+        name: the drafter's name, with ``drafter:``.
         vocabulary: V, the pair's shared vocabulary.
 
     Raises:
-        ModelError: there is no such drafter.
-        PluginError: it cannot be made.
+        ModelError: the drafter is unknown.
+        PluginError: the drafter cannot be created.
     """
 
     engine = "registered drafter"
@@ -54,7 +54,7 @@ class RegisteredPasses(Passes):
         self._vocabulary = vocabulary
         self._text: list[int] = []
         try:
-            # Annotated, for what another's code makes is only known to have the method when it is asked.
+            # Annotated, since foreign code is only known to have the method when it is called.
             self._model: NextTokens = DRAFTERS[short](vocabulary, argument)  # type: ignore[assignment]
         except Exception as error:
             raise PluginError(self._what, "making it", error) from error

@@ -1,4 +1,4 @@
-"""A model that rotates positions by the length of the text, read in parts as `generate` would have written them."""
+"""Models with a rotation that depends on the text's length, with the results of `generate` for any passes."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def rotating(passes: Passes, model: "PreTrainedModel") -> Slot:
-    """A slot of a model's passes, with a `RotatingPasses` around it where the model rotates by the text's length."""
+    """A slot, wrapped in `RotatingPasses` if the model's rotation depends on the text's length."""
     from specctl.models.passes.rotation import rotation_of
 
     if (rotation := rotation_of(model)) is None:
@@ -28,11 +28,11 @@ def rotating(passes: Passes, model: "PreTrainedModel") -> Slot:
 
 
 class RotatingPasses(Transform):
-    """Passes whose logits are those of `generate`, for a model that rotates positions by the length of the text.
+    """Passes with the logits of `generate`, for a model with a rotation that depends on the text's length.
 
-    It says how the tokens of each pass are rotated, and so what the cached ones may be used for. Where `generate` reads
-    a text again that has grown longer than the border, so does this one; a pass over tokens on both sides is two, the
-    second of them over the whole text. A rollback to the other side empties the cache.
+    It sets the rotation of each pass's tokens, and so decides whether cached tokens can be used. Where `generate` reads
+    a text again that has grown beyond the border, so does this class. A pass over tokens on both sides becomes two, the
+    second one over the whole text. A rollback across the border empties the cache.
 
     Args:
         inner: the slot inside.
@@ -44,8 +44,8 @@ class RotatingPasses(Transform):
         self.holds_everything = inner.holds_everything
         self._rotation = rotation
         self._prompt = 0
-        self._regime = 0  # of what is cached
-        self._text: list[int] = []  # what is cached, where it may have to be read again
+        self._regime = 0  # the regime of the cached tokens
+        self._text: list[int] = []  # the cached tokens, where they may have to be read again
         if rotation.rereads:
             self.holds_everything = False
             self.no_trees = self.no_trees or f"it reads the text again at {rotation.border:,} tokens"
@@ -58,11 +58,11 @@ class RotatingPasses(Transform):
         self._rotate_as(prompt)
 
     def _regime_of(self, length: int) -> int:
-        """The regime of tokens that are read in a text of ``length``; the prompt's are read at once."""
+        """The regime of tokens read in a text of ``length`` tokens; the prompt's are read at once."""
         return self._rotation.regime(max(length, self._prompt) if self._rotation.rereads else self._prompt)
 
     def _rotate_as(self, length: int) -> bool:
-        """Let passes be those of a text of ``length`` tokens; returns whether that emptied the cache."""
+        """Rotate later passes as in a text of ``length`` tokens; returns whether that emptied the cache."""
         if (regime := self._regime_of(length)) == self._regime:
             return False
         self._regime = regime
@@ -72,7 +72,7 @@ class RotatingPasses(Transform):
         return True
 
     def _crosses(self, count: int) -> bool:
-        """Whether the text has to be read again for one of the next ``count`` tokens."""
+        """Whether one of the next ``count`` tokens requires reading the text again."""
         return self._rotation.rereads and self._regime_of(self.length + count) != self._regime
 
     def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
@@ -82,7 +82,7 @@ class RotatingPasses(Transform):
             found = self.inner.extend(tokens, keep, hidden=hidden)
             self._text += tokens
             return found
-        before = max(0, self._rotation.border - self.length)  # tokens that end no longer text than the border
+        before = max(0, self._rotation.border - self.length)  # tokens that fit below the border
         parts = []
         if (low := keep - (len(tokens) - before)) > 0:
             part = self.inner.extend(tokens[:before], low, hidden=hidden)
@@ -97,7 +97,7 @@ class RotatingPasses(Transform):
 
     def take_back(self, length: int) -> None:
         length = min(length, self.length)
-        if self._rotation.rereads and self._rotate_as(length + 1):  # the next token that is read
+        if self._rotation.rereads and self._rotate_as(length + 1):  # the next token to read
             return
         self.inner.rollback(length)
         del self._text[self.inner.length :]
@@ -118,7 +118,7 @@ class RotatingPasses(Transform):
         reader, tokens = request.reader, request.tokens
         if reader is None:
             return super().answer(request)
-        if callable(reader):  # it samples, a judge does not
+        if callable(reader):  # a sampler, not a judge
             sampler = cast("TokenReader", reader)
             if self._crosses(len(tokens)):
                 found = self.extend(tokens, 1, hidden=sampler.hidden)

@@ -1,4 +1,4 @@
-"""A runner whose logits follow token rules."""
+"""A runner with token rules applied to its logits."""
 
 from collections.abc import Sequence
 from typing import Protocol, Self
@@ -14,33 +14,34 @@ from specctl.models.running.transforms import Transform
 
 
 class TokenRule(Protocol):
-    """Says which tokens may follow a text, and how their logits change; it depends on the text alone."""
+    """Decides which tokens may follow a text and changes their logits; depends on the text alone."""
 
     def apply(self, rows: Numbers, text: Sequence[int]) -> Numbers:
-        """The logits ``(R, V)`` that follow the last R tokens of a text, with the rule applied; ``rows`` stays."""
+        """The logits ``(R, V)`` after each of the last R tokens of a text, with the rule applied; ``rows`` is
+        unchanged.
+        """
 
     def forced(self, text: Sequence[int]) -> int | None:
-        """The one token that may follow a text; None where several may, or the rule does not know."""
+        """The only token that may follow a text; None if there are several, or if the rule does not know."""
 
     def fresh(self) -> Self:
-        """The same for another runner, which reads other drafts at other times."""
+        """A copy for another runner, which reads other drafts at other times."""
 
 
 class RuledPasses(Transform):
-    """A `Slot` whose logits follow token rules, for a target, its drafts and draft heads alike.
+    """A `Slot` with token rules applied to its logits, for a target, its drafts and draft heads alike.
 
-    Where a pass is for one token and only one may follow, it is not made: the tokens that it was to read go into the
-    next pass. But a draft head reads every token, passes of a fixed width stay as they are, and what other rules
-    inside leave of that token is not known.
+    A pass for a single token is skipped where only one token may follow; its input is read by the next pass instead. It
+    is not skipped for a draft head, which reads every token, for passes of a fixed width, and with further rules
+    inside, which may forbid that token.
 
-    A draft that can write none of the tokens that may follow is given a distribution over these, with which no other
-    token is accepted.
+    A draft that can write none of the allowed tokens gets a distribution over these, so that its tokens are allowed.
 
     Args:
         inner: the model.
         rules: applied to every row of its logits.
-        cached: the tokens that the model has cached.
-        decides: whether it is the target, for which such a place is an error.
+        cached: the tokens in the model's cache.
+        decides: whether it is the target. For the target a position without an allowed token is an error.
     """
 
     def __init__(self, inner: Slot, rules: TokenRule, cached: Sequence[int] = (), *, decides: bool = False) -> None:
@@ -48,15 +49,15 @@ class RuledPasses(Transform):
         self._decides = decides
         inside = any(isinstance(each, RuledPasses) for each in inner.transforms)
         self._skips = not inner.reads_states and self.fixed_width is None and not inside
-        # A model that can write every id has a number for one that may follow: its passes are not looked at for that.
+        # A model that can write every id always has a finite logit for an allowed one, so its passes need no check.
         some = inner.draft_vocabulary is not None or inner.translates is not None
         self._may_be_empty = some or inner.reads_states or inside
-        self.draft_vocabulary = None  # rules are about ids: they read and write all of them
-        self.marginals = False  # what may follow a token depends on its path
+        self.draft_vocabulary = None  # rules apply to ids: they read and write all of them
+        self.marginals = False  # which tokens may follow depends on a token's path
         self.rules = rules
         self._text: list[int] = list(cached)
-        self._unread: list[int] = []  # of these the last, which no pass has read yet
-        self._row: Numbers | None = None  # (1, V) of a pass without watched states
+        self._unread: list[int] = []  # the last of these, which no pass has read yet
+        self._row: Numbers | None = None  # (1, V), from a pass without watched states
         self._tree: Sequence[int] = ()
         self._parents: list[int] = []
 
@@ -80,7 +81,7 @@ class RuledPasses(Transform):
         return Forward(ruled, found.hidden, found.states)
 
     def _ruled(self, rows: Numbers, text: Sequence[int]) -> Numbers:
-        """The rows with the rules applied, each with a number for some token."""
+        """The rows with the rules applied; each has a finite logit for some token."""
         found = self.rules.apply(rows, text)
         if not self._may_be_empty:
             return found
@@ -98,13 +99,13 @@ class RuledPasses(Transform):
     def extend_tree(
         self, tokens: Sequence[int], parents: Sequence[int], *, before: int = 0, hidden: bool = False
     ) -> Forward:
-        if self._unread:  # with this tree's root
+        if self._unread:  # together with this tree's root
             self.inner.extend(self._unread, keep=0)
             self._unread.clear()
         found = super().extend_tree(tokens, parents, before=before, hidden=hidden)
         self._tree = grown_tree(self._tree, self._text, tokens, before)
         self._parents = [*(self._parents if before > 1 else ()), *parents]
-        each = found.rows if len(found.rows) == len(tokens) else [found.rows[0]] * len(tokens)  # of marginals one
+        each = found.rows if len(found.rows) == len(tokens) else [found.rows[0]] * len(tokens)  # marginals have one row
         rows = [
             self._ruled(row[None], [*self._text, *(self._tree[place] for place in path_to(self._parents, token)[1:])])
             for token, row in enumerate(each, start=before)
@@ -123,7 +124,7 @@ class RuledPasses(Transform):
 
 
 def _filled(like: Numbers, value: float) -> Numbers:
-    """Logits that are all one number, where and as others are."""
+    """Logits with one number everywhere, on the device and in the dtype of others."""
     if isinstance(like, np.ndarray):
         return np.full_like(like, value)
     import torch
@@ -132,7 +133,7 @@ def _filled(like: Numbers, value: float) -> Numbers:
 
 
 def _certain(token: int, like: Numbers) -> Numbers:
-    """Logits ``(1, V)`` that give one token all the probability, on the device and in the dtype of others."""
+    """Logits ``(1, V)`` with all probability on one token, on the device and in the dtype of others."""
     row = _filled(like, -np.inf)
-    row[0, token : token + 1] = 0  # a single place of a device would be waited for
+    row[0, token : token + 1] = 0  # assigning to a single index would wait for the device
     return row

@@ -1,4 +1,4 @@
-"""One sequence's place in the passes of a model."""
+"""One sequence in the passes of a model."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, cast, final
@@ -14,20 +14,20 @@ if TYPE_CHECKING:
     from specctl.models.passes.watching import States
     from specctl.models.running.transforms import Transform
 
-PIECE = 512  # Tokens of a prompt that go through one pass at once where sequences share passes: all others wait for it
+PIECE = 512  # Prompt tokens per pass where sequences share passes, since all others wait for it
 
 
 @final
 class Slot(Facts):
-    """A model that extends and rolls back one sequence. It does not know about rounds.
+    """A model for one sequence that extends and rolls back. It does not know about rounds.
 
-    What not every model can do is said by an attribute of `Facts`, which callers check before they call the method.
+    Optional capabilities are attributes of `Facts`; callers check them before they call a method.
 
     Args:
-        passes: of the model.
-        number: of the sequence among those of the passes.
-        ask: waits for a pass that is shared with other sequences and returns the answer; None where passes are this
-            sequence's alone, and are made at once.
+        passes: the model's passes.
+        number: the sequence's index among those of the passes.
+        ask: waits for a pass shared with other sequences and returns the answer; None where passes are for this
+            sequence alone, and run at once.
     """
 
     def __init__(self, passes: Passes, number: int = 0, ask: Callable[[Request], Any] | None = None) -> None:
@@ -43,11 +43,11 @@ class Slot(Facts):
 
     @property
     def length(self) -> int:
-        """Tokens in the cache, always a prefix of the sequence."""
+        """The number of cached tokens, always a prefix of the sequence."""
         return self._length if self._counts else self.passes.length
 
     def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
-        """Run ``tokens`` after the cached prefix and cache them; gives logits of the last ``keep`` of them only."""
+        """Run ``tokens`` after the cached prefix and cache them; returns logits of only the last ``keep`` tokens."""
         if self._shared and len(tokens) > PIECE:
             return self._in_pieces(tokens, keep, hidden)
         found: Forward = self._ask(Request(self.number, self._length, tokens, keep, hidden, self._rotated_as))
@@ -72,16 +72,16 @@ class Slot(Facts):
         """Extend by at most `widest_sample` tokens and sample after the last of them in the same pass.
 
         Args:
-            tokens: at least one, or a single one that is on the device.
-            reader: the same one for a whole sequence, because each reader has a pass compiled or captured for it.
+            tokens: at least one id, or a single token on the device.
+            reader: the same one for a whole sequence, since a pass is compiled or captured for each reader.
             uniform: for the reader, or None.
-            previous: ``(S,)`` for the reader, or None; of one S for the whole of a sequence.
+            previous: ``(S,)`` for the reader, or None; with the same S throughout a sequence.
 
         Returns:
-            The reader's numbers, on the host or ``(F,)`` float64, and its distribution ``(V,)`` if it gives one.
+            The reader's numbers, on the host or ``(F,)`` float64, and its distribution ``(V,)`` if it returns one.
         """
         ids: Any = tokens
-        if self._shared and reader.hidden:  # over the last state: a network's, one text at a time
+        if self._shared and reader.hidden:  # reads the last state, which a network does for one text at a time
             return sampled_after(self.extend(ids, 1, hidden=True), reader, uniform, previous)
         found: tuple[list[float] | torch.Tensor, Numbers | None] = self._ask(
             Request(self.number, self._length, ids, 1, False, self._rotated_as, reader, uniform, previous)
@@ -92,10 +92,11 @@ class Slot(Facts):
     def extend_judged(
         self, tokens: Sequence[int], keep: int, judge: "PassReader", about: Any, *, hidden: bool = False
     ) -> Any:
-        """`extend` and a judge's answer to it; judged together with other texts where passes are shared.
+        """`extend`, and a judge's answer; judged together with other texts where passes are shared.
 
-        ``about`` is what the judge needs of this text."""
-        if not self.judges or (self._shared and len(tokens) > PIECE):  # a prompt, with the first draft
+        ``about`` is the judge's input for this text.
+        """
+        if not self.judges or (self._shared and len(tokens) > PIECE):  # a prompt together with the first draft
             return judged_after(self.extend(tokens, keep, hidden=hidden), judge, about)
         found = self._ask(Request(self.number, self._length, tokens, keep, hidden, self._rotated_as, judge, about))
         self._length += len(tokens)
@@ -104,22 +105,22 @@ class Slot(Facts):
     def extend_tree(
         self, tokens: Sequence[int], parents: Sequence[int], *, before: int = 0, hidden: bool = False
     ) -> Forward:
-        """Run tokens of a tree after the cached prefix: each sees the prefix, its ancestors and itself.
+        """Run tokens of a tree after the cached prefix; each sees the prefix, its ancestors and itself.
 
-        A token's position is its depth after the prefix, so it computes what it would in a chain of its ancestors.
-        A tree may be read in several passes, one right after the other. Next comes `keep_path`, or a `rollback` to the
+        A token's position is its depth after the prefix, so its result is the same as in a chain of its ancestors. A
+        tree may be read in several consecutive passes. The next call must be `keep_path`, or a `rollback` to the
         prefix.
 
         Args:
             tokens: T ids, at most `masks.WIDEST`, and at most `masks.LARGEST_TREE` in all passes.
-            parents: the numbers of their parents, each an earlier token of the tree; without the root's.
-            before: B, how many of the tree's tokens were read by the passes right before. With 0 the first of the
-                tokens is the root, which continues the sequence; with 1 the last token of an `extend` is the root, and
-                with more this pass goes on where the last `extend_tree` ended.
+            parents: the indices of their parents, each an earlier token of the tree; without the root's.
+            before: B, the number of the tree's tokens read by the passes right before. With 0 the first of the tokens
+                is the root, which continues the sequence; with 1 the last token of an `extend` is the root; with more
+                this pass continues the last `extend_tree`.
             hidden: whether hidden states are wanted.
 
         Returns:
-            A row for each token: logits ``(T, V)``, and the states of all; one for all of them with ``marginals``.
+            A row for each token: logits ``(T, V)`` and all states; a single row with ``marginals``.
         """
         count = len(tokens)
         found: Forward = self._ask(
@@ -130,39 +131,38 @@ class Slot(Facts):
         return found
 
     def keep_path(self, path: Sequence[int]) -> None:
-        """Cache the prefix and then these tokens of the last tree, and nothing else.
+        """Cache the prefix and then only these tokens of the last tree.
 
-        A draft head keeps what came from its verifier's states, and nothing of a tree.
+        A draft head keeps only entries from its verifier's states, and none of the tree.
 
         Args:
-            path: numbers of tokens, from the root on, each the parent of the next.
+            path: indices of tokens, from the root on, each the parent of the next.
         """
         self._length = self.passes.keep_path(self.number, self._tree_start, path)
 
     def rollback(self, length: int) -> None:
         """Drop all but the first ``length`` tokens; no effect if fewer are cached.
 
-        A cache that cannot go back that far may drop more: callers continue from ``length`` as it is afterwards. That
-        of a draft head goes back to what came from its verifier's states, so that what it drafts does not depend on
-        earlier rounds.
+        A cache that cannot go back exactly may drop more, so callers continue from the new ``length``. A draft head
+        goes back to the entries from its verifier's states, so that its drafts do not depend on earlier rounds.
         """
-        # A head may know more states than it has read tokens.
+        # A head may have states of more positions than it has read tokens.
         self._length = self.passes.rollback(self.number, length if self.layers else min(length, self.length))
 
     def begin(self, prompt: int) -> None:
-        """Begin a text with a prompt of ``prompt`` tokens, of which the cache may hold some.
+        """Begin a text with a prompt of ``prompt`` tokens; the cache may hold some of them.
 
-        What the model would compute otherwise in that text is dropped: callers continue from ``length``. This matters
-        only to models that rotate positions by the length of the text; see `RotatingPasses`.
+        Entries that would differ in this text are dropped, so callers continue from ``length``. This only affects
+        models with a rotation that depends on the text's length; see `RotatingPasses`.
         """
         self.passes.begin(prompt)
 
     def rotate_as(self, length: int) -> None:
-        """Rotate the tokens of later passes as in a text of at least ``length``; what is cached stays."""
+        """Rotate the tokens of later passes as in a text of at least ``length`` tokens; the cache is unchanged."""
         self._rotated_as = length
 
     def watch(self, layers: Iterable[int]) -> None:
-        """Give the states of these layers with every later pass of `extend`, besides those watched already.
+        """Return the states of these layers with every later pass of `extend`, in addition to layers already watched.
 
         Args:
             layers: i for the input of decoder layer i, -1 for the last state after the final norm.
@@ -175,12 +175,12 @@ class Slot(Facts):
     def masked_pass(
         self, tokens: Sequence[int], positions: "torch.Tensor", seen: "torch.Tensor", *, hidden: bool = False
     ) -> Forward:
-        """Cache tokens that see only some of those cached and of each other.
+        """Cache tokens that see only some of the cached tokens and of each other.
 
         Args:
             tokens: T ids.
-            positions: ``(T,)``, their positions in the texts that they belong to.
-            seen: ``(T, S)`` bool, S the length afterwards.
+            positions: ``(T,)``, their positions in their texts.
+            seen: ``(T, S)`` bool, with S the length after the pass.
             hidden: whether hidden states are wanted.
 
         Returns:
@@ -195,12 +195,12 @@ class Slot(Facts):
         return self.passes.over(slots, width)
 
     def fresh(self) -> "Slot":
-        """Another one that has read nothing, where the model `multiplies`."""
+        """A new slot with an empty cache, where the model `multiplies`."""
         return Slot(self.passes.fresh())
 
     @property
     def wants_signals(self) -> bool:
-        """Whether the caller wants `Forward.signals`; passes over several sequences do not compute them."""
+        """Whether the caller wants `Forward.signals`; passes over several sequences never compute them."""
         return self.passes.wants_signals
 
     @wants_signals.setter
@@ -211,11 +211,11 @@ class Slot(Facts):
     @property
     def judges(self) -> bool:
         """Whether `extend_judged` judges the drafts of several texts at once."""
-        return self._shared or (not self._counts and self.passes.judges)  # an engine judges no texts alone
+        return self._shared or (not self._counts and self.passes.judges)  # an engine judges only several texts together
 
     @property
     def engine(self) -> str:
-        """Its engine, for reports."""
+        """The engine's name for reports."""
         return self.passes.engine
 
     @property
@@ -225,12 +225,12 @@ class Slot(Facts):
 
     @property
     def widest_sample(self) -> int:
-        """The most tokens that `read` takes; 0 where it cannot be called."""
+        """The most tokens that `sample` reads; 0 where it cannot be called."""
         return PIECE if self._shared else self.passes.widest_sample
 
     @property
     def specialises(self) -> bool:
-        """`Passes.specialises`; passes over several sequences have none for a reader."""
+        """See `Passes.specialises`; always False for passes over several sequences."""
         return not self._shared and self.passes.specialises
 
     @property
@@ -245,35 +245,35 @@ class Slot(Facts):
 
     @property
     def transforms(self) -> "list[Transform]":
-        """What changes the passes of the engine, the outermost first."""
+        """The transforms of the engine's passes, the outermost first."""
         inner = self.passes.inner
         return [] if inner is None else [cast("Transform", self.passes), *inner.transforms]
 
     @property
     def bare(self) -> "Slot":
-        """The slot of the engine, without transforms."""
+        """The engine's slot, without transforms."""
         inner = self.passes.inner
         return self if inner is None else inner.bare
 
     def transformed(self, bare: "Slot") -> "Slot":
-        """Another slot of an engine with the transforms of this one."""
+        """Another slot of an engine, with the transforms of this one."""
         for transform in reversed(self.transforms):
             bare = transform.over_slot(bare)
         return bare
 
     @property
     def reads_states(self) -> bool:
-        """Whether it reads its verifier's states: a draft head."""
+        """Whether it reads its verifier's states, as draft heads do."""
         return bool(self.layers)
 
     @property
     def drafts_by_round(self) -> bool:
-        """Whether what it drafts at a place depends on where the round began, and not on the text before it alone."""
+        """Whether its draft at a position depends on where the round began, not only on the text."""
         return self.reads_states or self.longest is not None
 
     def room(self, length: int) -> int:
-        """How many tokens it can draft after a text of ``length`` tokens: 0 where its context cannot hold the text."""
-        return max(0, self.context + 1 - length)  # the last token drafted is not read
+        """How many tokens it can draft after a text of ``length`` tokens; 0 if its context cannot hold the text."""
+        return max(0, self.context + 1 - length)  # the last drafted token is not read
 
     @property
     def observed(self) -> int:
@@ -281,13 +281,13 @@ class Slot(Facts):
         return self.passes.observed
 
     def observe_states(self, start: int, states: "States") -> None:
-        """Let a draft head take its verifier's states of places from ``start`` on; those known already are ignored.
+        """Give a draft head its verifier's states of positions from ``start`` on; known ones are ignored.
 
-        Where the state of the place before a token is not known, it reads its own output instead.
+        Where the state of the position before a token is unknown, the head reads its own output instead.
 
         Args:
             start: at most W.
-            states: of places that stay in the sequence, and of no other.
+            states: only of positions that stay in the sequence.
         """
         self.passes.observe_states(start, states)
 
@@ -295,7 +295,7 @@ class Slot(Facts):
 def sampled_after(
     forward: Forward, reader: "TokenReader", uniform: float | None, previous: "torch.Tensor | None"
 ) -> "tuple[torch.Tensor, torch.Tensor | None]":
-    """What `Slot.sample` gives, sampled after the pass over the last token and not within it."""
+    """`Slot.sample` by sampling after the pass over the last token, not within it."""
     import torch
 
     draw = None if uniform is None else torch.tensor(uniform, dtype=torch.float64)
@@ -306,7 +306,7 @@ def sampled_after(
 
 
 def judged_after(forward: Forward, judge: "PassReader", about: Any) -> Any:
-    """What `Slot.extend_judged` gives, judged after its pass and not with others'."""
+    """`Slot.extend_judged` by judging after the pass, without other texts."""
     (found,) = judge.read_rows([forward], [about])
     if isinstance(found, Exception):
         raise found

@@ -1,4 +1,4 @@
-"""Passes of torch over preallocated buffers, for one sequence or several."""
+"""torch passes over preallocated buffers, for one sequence or several."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ def obstacle(model: PreTrainedModel, where: Where | None = None) -> str | None:
 
     Args:
         model: loaded, or its skeleton.
-        where: its weights are or will be; None for where those of a loaded model are.
+        where: where its weights are or will be; None to look at the loaded model.
     """
     where = where or Where.of(model)
     if len(where.devices) > 1:
@@ -55,9 +55,9 @@ class StaticPasses(FixedBufferNetwork, Passes):
     """Passes over preallocated buffers.
 
     Args:
-        model: one without an `obstacle`, in eval mode, on one device.
+        model: a model without an `obstacle`, in eval mode, on one device.
         vocabulary: as for `EagerPasses`.
-        capacity: tokens to make room for at first.
+        capacity: initial capacity in tokens.
         compiler: compiles each kind of pass when it first runs; None to run uncompiled.
     """
 
@@ -79,17 +79,17 @@ class StaticPasses(FixedBufferNetwork, Passes):
         self.no_rows = None
         self.draft_vocabulary = vocabulary_of(model)
         self._watch = LayerWatch(model)
-        self._last = LayerWatch(model)  # of passes over several sequences
+        self._last = LayerWatch(model)  # for passes over several sequences
         self._cached = {cache_argument(type(model)): self._cache}
         self._remembers = False
         self._states = torch.empty(0)  # (1, T, D)
         self._rotation = rotation_of(model)
-        with torch.inference_mode(False):  # passes that are compiled or captured read it where it is
+        with torch.inference_mode(False):  # compiled or captured passes read it in place
             self._rotated_as = torch.zeros((1, 1), dtype=torch.int64, device=self.device)
-        self._rotated_to = 0  # what it holds
+        self._rotated_to = 0  # the value in this tensor
 
     def _remember(self, _: torch.nn.Module, given: tuple[torch.Tensor, ...]) -> None:
-        self._states = given[0].detach()  # as `LayerWatch` does: the hook outlives this runner
+        self._states = given[0].detach()  # as in `LayerWatch`: the hook outlives this runner
 
     def _begin(self, request: Request) -> None:
         self.length = request.after
@@ -140,7 +140,7 @@ class StaticPasses(FixedBufferNetwork, Passes):
 
     def _pass(self, kind: PassKind, keep: int = 0) -> Callable[..., Any]:
         if kind.hidden and not self._remembers:
-            # The output layer's input: torch.compile cannot trace transformers' own way of keeping hidden states.
+            # The output layer's input: torch.compile cannot trace transformers' own way of returning hidden states.
             head = self._model.get_output_embeddings()  # type: ignore[no-untyped-call]
             head.register_forward_pre_hook(self._remember)
             self._remembers = True
@@ -157,7 +157,7 @@ class StaticPasses(FixedBufferNetwork, Passes):
         written: torch.Tensor,  # noqa: ARG002
         rows: torch.Tensor | None,  # noqa: ARG002 - a model reads its tokens and nothing else
     ) -> Found:
-        """As in `FixedBufferNetwork`; what else it gives are the states ``(T, D)`` by layer, or None."""
+        """As in `FixedBufferNetwork`; its further output are the states ``(T, D)`` by layer, or None."""
         with rotated_by(self._rotation, self._rotated_as):
             output = self._model(
                 input_ids=ids,
@@ -186,7 +186,7 @@ BatchOutputs = tuple[torch.Tensor, dict[int, torch.Tensor] | None, torch.Tensor 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What passes must have in common to be one: sequences, tokens of each, slots, logits of each."""
+    """The properties that requests must share to be in one pass: sequences, tokens of each, slots, logits of each."""
 
     count: int
     width: int
@@ -197,20 +197,20 @@ class Shape:
 class StaticBatch(Passes):
     """`Passes` of a model of transformers without a `static.obstacle`, over buffers with a row for each sequence.
 
-    Sequences of a pass are padded on the left to the widest, so that their last tokens stand in one column; padding is
-    written to a slot that nothing attends to. Sequences that do not take part are not in the pass, or padding in it
-    where it is over all rows: each then has the place of its row, and no keys have to be picked. Trees have passes of
-    their own.
+    Sequences of a pass are padded on the left to the widest one, so that their last tokens are in one column. Padding
+    is written to a slot that no token attends to. A sequence without a request is left out, or is padding in a pass
+    over all rows, where each sequence has its own row's place and no keys need to be selected. Trees have separate
+    passes.
 
     Args:
         model: in eval mode, on one device.
-        slots: how many sequences.
+        slots: the number of sequences.
         vocabulary: as for `EagerPasses`.
-        watch: catches the layers whose states every pass gives.
-        last: catches the last states, where they are wanted. Both are the runner's own: hooks of each number of rows
-            that is tried would run in all later passes.
-        width: see `Passes.over`. Such passes are over all sequences and read this many tokens of each, padding where
-            nothing was asked for; sequences whose spans are of other classes have passes of their own.
+        watch: captures the layers with states that every pass returns.
+        last: captures the last states, where they are wanted. Both are the runner's own; otherwise each tried number of
+            rows would leave hooks in all later passes.
+        width: see `Passes.over`. Such passes are over all sequences and read this many tokens of each, with padding for
+            those without a request. Sequences with another class of span have separate passes.
     """
 
     def __init__(
@@ -229,7 +229,7 @@ class StaticBatch(Passes):
         self._capacity = aligned(min(SPARE, self._context))
         self._cursor = RowCursor()
         layers = model.config.get_text_config(decoder=True).num_hidden_layers
-        # One row more than there are sequences, and one slot more than any pass attends to, are for padding.
+        # One row more than sequences, and one slot more than any pass attends to, are for padding.
         self._layers = [RowLayer(self._cursor, self._capacity + 1, slots + 1) for _ in range(layers)]
         self._cached = {cache_argument(type(model)): Cache(layers=list(self._layers))}
         self._rotation = rotation_of(model)
@@ -253,7 +253,7 @@ class StaticBatch(Passes):
         return [found[request.slot] for request in requests]
 
     def _wide(self, requests: Sequence[Request]) -> list[list[Request]]:
-        """Passes of sequences that are too wide for one with all others."""
+        """Separate passes of sequences that are too wide to share one with all others."""
         parts: list[list[Request]] = []
         joined = self._device.type == "cuda" and self._width is None
         for request in sorted(requests, key=lambda one: one.after + len(one.tokens)):
@@ -273,7 +273,7 @@ class StaticBatch(Passes):
         return start + len(path)
 
     def _pass(self, requests: Sequence[Request]) -> dict[int, Forward]:
-        """One pass; what each row is given."""
+        """One pass; returns each row's results."""
         hidden = any(request.hidden for request in requests)
         ends = [request.after + len(request.tokens) for request in requests]
         trees = requests[0].parents is not None
@@ -299,7 +299,7 @@ class StaticBatch(Passes):
         return found
 
     def _shape(self, requests: Sequence[Request], longest: int) -> Shape:
-        """The shape of a pass after which the longest sequence has ``longest`` tokens."""
+        """The shape of a pass with ``longest`` tokens in the longest sequence afterwards."""
         width = max(len(request.tokens) for request in requests)
         keep = max(1, *(request.keep for request in requests))
         if self._width is None:
@@ -309,7 +309,7 @@ class StaticBatch(Passes):
         return Shape(self.slots, self._width, self._span(longest), self._width)
 
     def _tree_shape(self, requests: Sequence[Request], longest: int) -> Shape:
-        """The shape of a pass over trees, which is never captured: their sizes are too many."""
+        """The shape of a pass over trees. It is never captured, since trees have too many sizes."""
         width = max(len(request.tokens) for request in requests)
         return Shape(len(requests), width, aligned(longest), width)
 
@@ -330,7 +330,7 @@ class StaticBatch(Passes):
         return min(span_class(slots), max(aligned(self._context), aligned(slots)))
 
     def _packed(self, requests: Sequence[Request], shape: Shape) -> list[int]:
-        """``(n, 2 W + 2)`` in a row: of each sequence its ids, their slots, how they are rotated, and its row."""
+        """``(n, 2 W + 2)``: for each sequence its ids, their slots, its rotation length, and its row."""
         padding_row = [*[0] * shape.width, *[self._capacity] * shape.width, 0, self.slots]
         found = [padding_row] * shape.count
         for number, request in enumerate(requests):
@@ -341,7 +341,7 @@ class StaticBatch(Passes):
         return [value for one in found for value in one]
 
     def _whole(self, shape: Shape) -> bool:
-        """Whether a pass is over all rows, so that each sequence stands at the place of its row."""
+        """Whether a pass is over all rows, so that each sequence has its own row's place."""
         return shape.count == self.slots
 
     def _results(self, shape: Shape, packed: Sequence[int], hidden: bool) -> BatchOutputs:
@@ -366,7 +366,7 @@ class StaticBatch(Passes):
         else:
             starts, own = trees
             positions = starts + own.sum(-1) - 1
-            place = (every - starts)[:, None]  # (n, 1, S) in the tree; below 0 in the sequence before it
+            place = (every - starts)[:, None]  # (n, 1, S) index in the tree; negative in the sequence before it
             within = place.clamp(0, own.shape[2] - 1).expand(-1, width, -1)
             seen = (place < 0) | ((place < own.shape[2]) & own.gather(2, within))
         with rotated_by(self._rotation, numbers[:, -2:-1]):  # (n, 1)
@@ -385,11 +385,11 @@ class StaticBatch(Passes):
         """Make room for a number of tokens of each sequence.
 
         Raises:
-            torch.OutOfMemoryError: what is cached stays; the next pass goes on where this one stopped.
+            torch.OutOfMemoryError: the cache is unchanged; the next pass continues where this one stopped.
         """
         if slots <= self._capacity:
             return
         capacity = aligned(max(slots, min(2 * self._capacity, self._context)))
         for layer in self._layers:
             layer.grow(capacity + 1, self._capacity)
-        self._capacity = capacity  # not before every layer has it
+        self._capacity = capacity  # only once every layer has grown

@@ -1,4 +1,4 @@
-"""The rules of one text and those of a generation_config.json, which need neither torch nor transformers."""
+"""The rules of one text and those of a generation_config.json, without torch and transformers."""
 
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
@@ -17,12 +17,12 @@ Ids = npt.NDArray[np.int64]
 
 
 class TextRules:
-    """All rules of one text, in their order: a `TokenRule` too.
+    """All rules of one text, in order; itself a `TokenRule`.
 
     Args:
-        prompt: ids before the text.
+        prompt: the ids before the text.
         rules: at least one.
-        fit: judges the text once it has ended; None where there is no more to ask of it.
+        fit: judges the finished text; None if the rules enforce everything.
     """
 
     def __init__(
@@ -32,14 +32,14 @@ class TextRules:
         self._rules, self._fit = rules, fit
 
     def fresh(self) -> "TextRules":
-        """The same for another runner."""
+        """A copy for another runner."""
         return TextRules(self.prompt, [rule.fresh() for rule in self._rules], self._fit)
 
     def require_fit(self, text: str, *, cut: bool) -> None:
-        """Raise RecordError for a text that has ended and does not fit the schema.
+        """Raise RecordError for a finished text that does not fit the schema.
 
         Args:
-            text: all of it.
+            text: the whole text.
             cut: whether a stop string ended it.
         """
         if self._fit is not None and (fault := self._fit(text)) is not None:
@@ -56,20 +56,19 @@ class TextRules:
 
 
 class Penalties:
-    """Ids become less likely, or likelier, by what the text has: transformers' and OpenAI's rules of these names.
+    """Changes the logits of ids by their occurrences in the text: transformers' and OpenAI's rules of these names.
 
     Args:
-        settings: with its ``logit_bias``, added to the logits; then ``encoder_repetition_penalty``, which multiplies
-            positive logits of ids that the prompt has, and divides negative ones; then ``repetition_penalty``, which
-            divides positive logits of ids that the text has, prompt included, and multiplies negative ones; then of
-            each id that was written after the prompt ``presence_penalty`` is taken from its logit, and
-            ``frequency_penalty`` as often as it was written. With an ``encoder_no_repeat_ngram_size`` of n no id
-            follows that the prompt has after the same n - 1 ids.
+        settings: these apply in order. ``logit_bias`` is added to the logits. ``encoder_repetition_penalty`` multiplies
+            positive and divides negative logits of ids in the prompt. ``repetition_penalty`` divides positive and
+            multiplies negative logits of ids in the text, prompt included. For each id generated after the prompt,
+            ``presence_penalty`` is subtracted once, and ``frequency_penalty`` once per occurrence. An
+            ``encoder_no_repeat_ngram_size`` of n forbids an id that follows the same n - 1 ids in the prompt.
         prompt: ids before the text.
         vocabulary: V, the width of the logits.
 
     Raises:
-        RecordError: a bias for something that is not an id.
+        RecordError: a bias is for an invalid id.
     """
 
     def __init__(self, settings: SamplingTable, prompt: Sequence[int], vocabulary: int) -> None:
@@ -80,7 +79,8 @@ class Penalties:
         self._bias[list(bias)] = list(bias.values())
         self._settings, self._prompt = settings, len(prompt)
         self._asked = np.unique(self._known(np.asarray(prompt, np.int64)))
-        self._followers: dict[tuple[int, ...], list[int]] = {}  # of n - 1 ids in a row those that follow in the prompt
+        # For each n - 1 consecutive ids, those that follow them in the prompt.
+        self._followers: dict[tuple[int, ...], list[int]] = {}
         width = settings.encoder_no_repeat_ngram_size
         for start in range(len(prompt) - width + 1) if width else ():
             *before, token = prompt[start : start + width]
@@ -95,7 +95,7 @@ class Penalties:
 
     def apply(self, rows: Numbers, text: Sequence[int]) -> Numbers:
         ids = np.asarray(text, np.int64)
-        ends = range(len(text) - len(rows) + 1, len(text) + 1)  # of the text that each row follows
+        ends = range(len(text) - len(rows) + 1, len(text) + 1)  # the length of the text before each row
         if isinstance(rows, np.ndarray):
             biased = rows + self._bias if self._settings.logit_bias else rows.copy()
             self._penalise(biased, ids, ends, np.where, lambda numbers: numbers)
@@ -114,21 +114,21 @@ class Penalties:
     def _penalise(
         self, found: Any, ids: Ids, ends: Sequence[int], where: Callable[..., Any], there: Callable[..., Any]
     ) -> None:
-        """Change biased logits ``(R, V)`` in their own memory, those of ids that the text has.
+        """Change the logits ``(R, V)`` of the text's ids in place; biases have been added already.
 
         Args:
-            found: by numpy or torch.
+            found: numpy or torch logits.
             ids: of the text.
-            ends: how many of them each row follows.
-            where: of the same library.
-            there: takes numbers of the host to where the logits are.
+            ends: the number of them before each row.
+            where: the same library's ``where``.
+            there: moves host numbers to the logits' device.
         """
         ratio, presence = self._settings.repetition_penalty, self._settings.presence_penalty
         frequency = self._settings.frequency_penalty
         if (asked := self._settings.encoder_repetition_penalty) != 1:
             places = _places([self._asked] * len(ends), there)
             some = found[places]
-            found[places] = where(some < 0, some * (1 / asked), some / (1 / asked))  # as transformers rounds
+            found[places] = where(some < 0, some * (1 / asked), some / (1 / asked))  # rounds like transformers
         if ratio != 1:
             places = _places([self._known(ids[:end]) for end in ends], there)
             some = found[places]
@@ -145,18 +145,18 @@ class Penalties:
             found[_places(banned, there)] = -np.inf
 
     def _known(self, ids: Ids) -> Ids:
-        """Those that logits have a column for."""
+        """The ids that have a column in the logits."""
         return ids[ids < len(self._bias)]
 
 
 def _places(parts: Sequence[Ids], there: Callable[..., Any]) -> tuple[Any, Any]:
-    """The rows and columns of ids, each row with a part of them."""
+    """The rows and columns of ids, for rows that each contain a part of them."""
     rows = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
     return there(rows), there(np.concatenate(parts))
 
 
 def repetition_rule(penalty: float, vocabulary: int) -> Penalties:
-    """The ``repetition_penalty`` of a generation configuration, above 0, about logits ``(R, V)``."""
+    """The rule for a generation configuration's ``repetition_penalty``, above 0, on logits ``(R, V)``."""
     return Penalties(SamplingTable.model_construct(repetition_penalty=penalty), (), vocabulary)
 
 
@@ -168,7 +168,7 @@ def text_rules(
     vocabulary: int,
     usual: Mapping[str, Any] | None = None,
 ) -> TextRules | None:
-    """The rules that a sampling table has for what follows a prompt; None where it has none.
+    """A sampling table's token rules for the text after a prompt; None without any.
 
     Args:
         settings: the sampling table in force.
@@ -176,10 +176,10 @@ def text_rules(
         eos: ids that end a text.
         prompt: ids.
         vocabulary: V, the pair's shared vocabulary.
-        usual: rules about the prompt that hold where the table has no others, by its keys.
+        usual: default prompt rules by the table's keys, used where the table does not set them.
 
     Raises:
-        RecordError: the grammar cannot be compiled, no grammar can be here, or a bias is of no id.
+        RecordError: the grammar cannot be compiled, grammars are not available here, or a bias is for an invalid id.
     """
     if usual:
         settings = settings.model_copy(update={name: usual[name] for name in usual.keys() - {*settings.rules}})
@@ -225,7 +225,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
 
 
 def rules_in(settings: object) -> dict[str, Any]:
-    """The rules that are in force, by name.
+    """The active rules by name.
 
     Args:
         settings: a ``GenerationConfig`` or another object with its attributes.
@@ -235,21 +235,21 @@ def rules_in(settings: object) -> dict[str, Any]:
 
 
 def prompt_rules_in(settings: object) -> dict[str, Any]:
-    """The rules in force that are about a text's prompt, by their names in a sampling table."""
+    """The active rules that depend on a text's prompt, by their names in a sampling table."""
     values = ((name, getattr(settings, name, None)) for name in ABOUT_PROMPTS)
     return {name: value for name, value in values if value not in (None, SamplingTable.model_fields[name].default)}
 
 
 def lone_repetition_penalty(settings: object) -> float | None:
-    """The repetition penalty of settings without other rules, 1 if there is none of them; None if there are others."""
+    """The repetition penalty of settings with no other rules, 1 if there is none; None with other rules."""
     rules = rules_in(settings) | prompt_rules_in(settings)
     penalty = rules.pop("repetition_penalty", 1.0)
-    known = not rules and isinstance(penalty, int | float) and penalty > 0  # else transformers reports what is wrong
+    known = not rules and isinstance(penalty, int | float) and penalty > 0  # otherwise transformers reports the error
     return float(penalty) if known else None
 
 
 def unsupported_in(settings: object) -> dict[str, str]:
-    """Settings in force that change the text and cannot be honoured, by name, each with the reason."""
+    """Active settings that change the text and are not supported, by name, each with the reason."""
     values = ((name, getattr(settings, name, None), nothing, why) for name, (nothing, why) in REFUSED.items())
     found = {f"{name} = {value}": why for name, value, nothing, why in values if value is not None and value != nothing}
     for name, value in prompt_rules_in(settings).items():

@@ -1,4 +1,4 @@
-"""How many threads forward passes on the CPU run with: as a person chose, else what is faster here and now."""
+"""The number of threads of forward passes on the CPU: the user's choice, else the fastest one here and now."""
 
 import os
 import sys
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 
 Choice = TypeVar("Choice")
 
-VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # Variables that set the number of torch's threads
+VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # Environment variables that set torch's number of threads
 
-CONTEXT, WIDTH = 16, 6  # Cached tokens while passes are timed, and tokens in the pass that stands for a verification
-ENOUGH = 0.05  # Seconds of timing with each number of threads, after which more would show little
-PATIENCE = 1.5  # Seconds of timing in all after which nothing new is begun
+CONTEXT, WIDTH = 16, 6  # Cached tokens during the timing, and tokens in the pass that represents a verification
+ENOUGH = 0.05  # Seconds of timing per number of threads that are enough
+PATIENCE = 1.5  # Total seconds of timing after which no further measurement starts
 LARGE = 1 << 30
 """Bytes of weights from which trying takes too long, and every free core helps: reading them is what takes the time."""
-FEW = 4  # A number of threads that is tried where there are more cores: small models gain from a few and not from many
+FEW = 4  # A number of threads to try where there are more cores: small models gain from a few, but not from many
 GAIN = 0.95
 """More threads must take at most this share of the time, since they suffer more from whatever else starts to run."""
 
 
 def threads_of(runner: Slot) -> int:
-    """With how many threads a runner's passes on the CPU run."""
+    """The number of threads of a runner's passes on the CPU."""
     return runner.threads or torch_threads()
 
 
@@ -40,37 +40,37 @@ def threads_of(runner: Slot) -> int:
 class Threads:
     """The number of threads that passes run with, and why."""
 
-    number: int  # of threads
-    cores: int  # that this process can keep busy
+    number: int  # the number of threads
+    cores: int  # cores that this process can use
     reason: str  # who or what chose the number
-    # by number of threads that was tried, the time of a small round; empty if nothing was tried
+    # the time of a small round by tried number of threads; empty without a trial
     milliseconds: Mapping[int, float] = field(default_factory=dict)
-    # cores that other processes kept busy while the models were loaded; None if that is not known
+    # cores that other processes used while the models were loaded; None if unknown
     others_busy: float | None = None
 
     @property
     def free(self) -> int:
-        """Cores that other processes left, at least one."""
+        """Cores left by other processes, at least one."""
         return _free(self.cores, self.others_busy)
 
     @property
     def crowded(self) -> bool:
-        """Whether several threads wait for each other, for other processes leave them fewer cores."""
+        """Whether threads wait for each other because other processes leave fewer cores."""
         return self.number > 1 and self.others_busy is not None and self.number > self.cores - self.others_busy + 0.5
 
     @property
     def warning(self) -> str | None:
-        """What to say of a machine that leaves fewer cores than threads; None if it does not."""
+        """The warning for a machine with fewer free cores than threads; None without need."""
         if not self.crowded:
             return None
-        advice = "" if self.milliseconds else "; --threads 1 may be faster"  # it was tried where there are times
+        advice = "" if self.milliseconds else "; --threads 1 may be faster"  # with times, a single thread was tried
         return (
             f"other processes keep {self.others_busy:.1f} of {cores_text(self.cores)} busy, and passes run with "
             f"{self.number} threads, which wait for each other{advice}"
         )
 
     def by_engine(self, runner: Slot) -> "Threads":
-        """The same, or what a runner that tried numbers of its own found."""
+        """The same, or the numbers that a runner found in its own trial."""
         if not runner.tried:
             return self
         return replace(self, number=threads_of(runner), reason="measured with onnxruntime", milliseconds=runner.tried)
@@ -83,12 +83,12 @@ class Threads:
 
 
 def torch_threads() -> int:
-    """The number of threads that torch uses; where it has not been imported, that it would take."""
+    """torch's number of threads; before torch is imported, the number that it would use."""
     if "torch" in sys.modules:
         import torch
 
         return torch.get_num_threads()
-    for name in reversed(VARIABLES):  # the second is about a library of torch's own
+    for name in reversed(VARIABLES):  # the second one is for a library of torch's own
         first = os.environ.get(name, "").partition(",")[0]
         if first.isdecimal() and int(first):
             return int(first)
@@ -96,7 +96,7 @@ def torch_threads() -> int:
 
 
 def tell_torch(number: int) -> None:
-    """Let torch use a number of threads from now on; nothing of it runs where it has not been imported."""
+    """Set torch's number of threads. Runs none of torch before it has been imported."""
     if "torch" in sys.modules:
         import torch
 
@@ -108,7 +108,7 @@ def _free(cores: int, others_busy: float | None) -> int:
 
 
 def decided(setting: int | Literal["auto"], environ: Mapping[str, str] = os.environ) -> Threads | None:
-    """The number of threads where there is nothing to measure: it was chosen, or there is a single core.
+    """The number of threads where no measurement is needed: it was chosen, or there is a single core.
 
     Args:
         setting: as in the profile.
@@ -122,17 +122,17 @@ def decided(setting: int | Literal["auto"], environ: Mapping[str, str] = os.envi
             return Threads(now, cores, f"by {name}")
     if cores == 1:
         return Threads(1, cores, "the only core")
-    # Fewer than torch takes by itself, so it was set.
+    # Fewer than torch's default, so it was set.
     return Threads(now, cores, "torch's setting") if now < cores else None
 
 
 def share_of(setting: int | Literal["auto"], processes: int) -> int | Literal["auto"]:
-    """The number of threads of each of several processes that run the same passes on one machine."""
+    """The number of threads for each of several processes that run the same passes on one machine."""
     return max(1, usable_cores() // processes) if setting == "auto" and decided(setting) is None else setting
 
 
 def use(setting: int | Literal["auto"]) -> None:
-    """Let torch use a number of threads that a person chose, before or without a pair that is loaded."""
+    """Set torch to the user's number of threads, before or without a loaded pair."""
     if setting != "auto":
         import torch
 
@@ -146,8 +146,8 @@ def choose(
 
     Args:
         setting: as in the profile.
-        models: loaded, the target's first; none for what torch takes by itself.
-        vocabulary: ids below it are known to all of them.
+        models: loaded, the target's first; empty for torch's default.
+        vocabulary: all of them know the ids below it.
         since: when loading began.
     """
     now = CoreTime.now()
@@ -185,7 +185,7 @@ def choose(
 
 
 def fastest(seconds: Mapping[int, Sequence[float]]) -> int:
-    """The number of threads with the shortest median time; of nearly equal ones the smallest.
+    """The number of threads with the shortest median time; among nearly equal ones the smallest.
 
     Args:
         seconds: times by number of threads, at least one for each.
@@ -203,13 +203,13 @@ def timed(
     clock: Callable[[], float] = perf_counter,
     enough: float = ENOUGH,
 ) -> dict[Choice, list[float]]:
-    """Seconds that some work takes with each choice, such as a number of threads; they take turns at it.
+    """Seconds of some work with each choice, such as a number of threads, measured in turn.
 
     Args:
-        work: is done with the first choice once before anything counts.
+        work: the work; run once with the first choice before the measurement.
         choices: at least one.
-        clock: gives seconds.
-        enough: seconds with each choice after which more would show little.
+        clock: returns seconds.
+        enough: seconds per choice that are enough.
     """
     found: dict[Choice, list[float]] = {choice: [] for choice in choices}
     began = clock()
@@ -225,11 +225,12 @@ def timed(
 
 
 def small_round(runners: Sequence[Slot], vocabulary: int) -> Callable[[], None]:
-    """A function that runs what stands for decoding: a target pass of one token, one of `WIDTH`, a pass of each draft.
+    """A function that runs a round representative of decoding: target passes of one and of `WIDTH` tokens, and one pass
+    of each draft.
 
     Args:
         runners: the target's first; their caches are overwritten.
-        vocabulary: ids below it are known to all of them.
+        vocabulary: all of them know the ids below it.
     """
     tokens = ordinary_tokens(CONTEXT + WIDTH, vocabulary)
 

@@ -1,4 +1,4 @@
-"""Passes that change what those of another slot read and give: checks, blocks of one width, fewer tokens, masks."""
+"""Passes that wrap another slot and change its input and output: checks, fixed-width blocks, fewer tokens, masks."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class Transform(Passes):
-    """Passes of one sequence by those of another slot, which they change: by rules, by a translation, by checks.
+    """Passes of one sequence through another slot, with changes: rules, translation or checks.
 
-    A slot may have several of them, each over the one inside it; see `Slot.transforms`. All methods here do what the
-    slot inside does. Sampling within a pass is hidden, because it would get past the change.
+    Several of them can be nested; see `Slot.transforms`. All methods here forward to the inner slot. Sampling within a
+    pass is not available, since it would bypass the change.
 
     Args:
         inner: the slot inside.
@@ -36,7 +36,7 @@ class Transform(Passes):
         self.multiplies, self.holds_everything, self.index = False, False, None
 
     def over_slot(self, inner: Slot) -> Slot:
-        """The same transform of another slot; that slot itself where it means nothing to others."""
+        """The same transform over another slot; that slot itself if the transform only applies to this one."""
         return inner
 
     def forward(self, requests: Sequence[Request]) -> list[Forward]:
@@ -103,15 +103,15 @@ class Transform(Passes):
 
 
 class NarrowPasses(Transform):
-    """Passes of a draft that neither reads nor writes the last ids of its target.
+    """Passes of a draft with fewer ids than its target's vocabulary.
 
-    Models of one family pad their output rows to different numbers. Where the tokenizer's size is not known the target
-    keeps all its rows, and a token that the model cannot read is replaced by its last one: that makes drafts worse
-    after such a token, and changes nothing else.
+    Models of one family pad their output layers to different sizes. Where the tokenizer's size is unknown the target
+    keeps all its rows. A token that the draft cannot read is replaced by its last one. That only makes drafts worse
+    after such a token.
 
     Args:
-        inner: of the model, with all its rows.
-        rows: how many they are.
+        inner: the draft model's slot, with all its rows.
+        rows: the number of these rows.
         vocabulary: V, the target's.
     """
 
@@ -135,15 +135,15 @@ LIMIT = 0.25
 
 
 class CheckedPasses(Transform):
-    """A `Slot` that makes sure, once, that a rollback leaves no trace in its model.
+    """A `Slot` that checks, once, that a rollback leaves no trace in its model.
 
-    After the first rollback the next logits are compared with those of target-only decoding: a fresh cache reads what
-    came first in one pass, and the rest token by token. No knowledge of the model is needed.
+    After the first rollback, the next logits are compared with those of target-only decoding: a fresh cache reads the
+    first pass's tokens in one pass, and the rest token by token. The check needs no knowledge of the model.
 
     Args:
         inner: the target.
-        fresh: makes another runner of the same model with an empty cache.
-        name: the model's, in the error.
+        fresh: creates another runner of the same model with an empty cache.
+        name: the model's name for the error.
     """
 
     def __init__(self, inner: Slot, fresh: Callable[[], Slot], name: str) -> None:
@@ -152,7 +152,7 @@ class CheckedPasses(Transform):
         """What was found, as a share of the logits' standard deviation; None before the check."""
         self._fresh, self._name = fresh, name
         self._text: list[int] = []
-        self._first = 0  # tokens of the text's first pass, the prompt
+        self._first = 0  # tokens of the text's first pass, which reads the prompt
         self._prompt = 0
         self._went_back = False
         self._tree: Sequence[int] = ()
@@ -166,7 +166,7 @@ class CheckedPasses(Transform):
         """As in `Slot`.
 
         Raises:
-            ModelError: the logits are not those of a fresh read.
+            ModelError: the logits differ from those of a fresh read.
         """
         if not self._text:
             self._first = len(tokens) - max(keep - 1, 0)
@@ -182,7 +182,7 @@ class CheckedPasses(Transform):
         """As in `Slot`; the logits of a root that is read with its tree are compared.
 
         Raises:
-            ModelError: the logits are not those of a fresh read.
+            ModelError: the logits differ from those of a fresh read.
         """
         self._tree = grown_tree(self._tree, self._text, tokens, before)
         found = super().extend_tree(tokens, parents, before=before, hidden=hidden)
@@ -228,16 +228,16 @@ WIDTH = 16
 
 
 class FixedWidthPasses(Transform):
-    """A `Slot` whose logits are bit for bit the same whatever the calls that led to them.
+    """A `Slot` with logits that are bit for bit the same for any sequence of calls.
 
-    Kernels round differently for different shapes, and even for different rows of one matrix. So the sequence is cut
-    into blocks of ``width`` tokens that begin at multiples of it, and a pass is always one whole block, from its first
-    token on, padded after the last. A token then has the same row, the same shape and the same span of keys in every
-    pass that contains it. Only the tokens before the first block with wanted logits run in one pass: those of the
-    prompt, which every policy caches the same way.
+    Kernels round differently for different shapes, and even for different rows of one matrix. So the sequence is
+    divided into blocks of ``width`` tokens. A pass always reads one whole block, padded after its last token. A token
+    then has the same row, the same shape and the same span of keys in every pass that contains it. Only the tokens
+    before the first block with wanted logits run in one pass: those of the prompt, which every policy caches the same
+    way.
 
     Args:
-        inner: one that can roll back to any length and repeats a pass bit for bit.
+        inner: a slot that can roll back to any length and repeats passes bit for bit.
         width: tokens of a block.
     """
 
@@ -263,7 +263,7 @@ class FixedWidthPasses(Transform):
         return self.inner.over(slots, width or self.width)
 
     def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
-        """As in `Slot`; every pass costs a whole block, and tokens in several blocks cost a pass for each."""
+        """As in `Slot`; each pass costs a whole block, and each block takes a pass."""
         self._tokens.extend(tokens)
         begin, end = len(self._tokens) - len(tokens), len(self._tokens)
         if not keep:
@@ -289,7 +289,7 @@ class FixedWidthPasses(Transform):
         return self._kept([*block, *[0] * (self.width - len(block))], self.width, hidden)
 
     def _kept(self, tokens: Sequence[int], keep: int, hidden: bool) -> Forward:
-        """A pass whose states the next one leaves alone."""
+        """A copy of a pass's states, which the next pass does not overwrite."""
         found = self.inner.extend(tokens, keep=keep, hidden=hidden)
         return Forward(found.logits, found.hidden, kept_states(found.states))
 
@@ -303,36 +303,36 @@ PARD_TOKENS = 8
 
 
 def in_parallel(runner: Slot, config: Any, vocabulary: int, name: str) -> Slot:
-    """A draft's runner, with a `ParallelPasses` around it if its configuration names PARD's mask.
+    """A draft's runner, wrapped in `ParallelPasses` if its configuration names PARD's mask token.
 
     Args:
-        runner: the draft model's, which verifies no other draft.
-        config: of transformers.
+        runner: the draft model's; it must not verify another draft.
+        config: the model's transformers configuration.
         vocabulary: V, the pair's shared vocabulary.
-        name: the draft's, in messages.
+        name: the draft's name for messages.
 
     Raises:
         ModelError: the mask is not an id.
     """
     mask = getattr(config, "pard_token", None)
     if mask is None or runner.translates is not None:
-        return runner  # one with another tokenizer is asked for rows of several of its ids
+        return runner  # a draft with another tokenizer needs rows for several of its own ids
     if type(mask) is not int or not 0 <= mask < vocabulary:
         raise ModelError(f"{name}: pard_token in its config.json is {mask!r}, not an id from 0 to {vocabulary - 1}.")
     return Slot(ParallelPasses(runner, mask))
 
 
 class ParallelPasses(Transform):
-    """A parallel draft model as a `Slot`, such as PARD's (An et al. 2025, arXiv 2504.18583).
+    """A `Slot` for a parallel draft model, such as PARD's (An et al. 2025, arXiv 2504.18583).
 
-    The first pass of a round reads what is new of the text and K - 1 masks after it; its last K rows predict the next
-    K tokens, each without knowing those before it. A token fed after that moves to the next row, and after the last
-    row the tokens fed are read, with masks after them, in a pass of their own. What was read of masks and of drafts is
-    forgotten when the round ends.
+    The first pass of a round reads the text's new tokens followed by K - 1 masks. Its last K rows predict the next K
+    tokens, each independent of those before it. Each token fed after that moves to the next row. After the last row, a
+    new pass reads the fed tokens followed by masks. Masks and draft tokens are dropped from the cache when the round
+    ends.
 
     Args:
         inner: the model or head.
-        mask: the id that stands for tokens to be drafted.
+        mask: the id of the mask token.
         count: K.
     """
 
@@ -344,8 +344,8 @@ class ParallelPasses(Transform):
         self._mask = mask
         self._block: Forward | None = None
         self._row = 0
-        self._newest = 0  # the last token that was read of the text
-        self._fed: list[int] = []  # since the block's pass
+        self._newest = 0  # the last token read of the text
+        self._fed: list[int] = []  # tokens fed since the block's pass
 
     @property
     def length(self) -> int:
@@ -356,7 +356,7 @@ class ParallelPasses(Transform):
         return Slot(ParallelPasses(inner, self._mask, self.longest))
 
     def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
-        """As in `Slot`; rows of a block are those of its pass, and tokens of the text before it are read as usual."""
+        """As in `Slot`; rows of a block come from its pass, and tokens of the text before it are read normally."""
         if self._block is None and keep != 1:
             self._newest = tokens[-1]
             return self.inner.extend(tokens, keep, hidden=hidden)
@@ -378,13 +378,13 @@ class ParallelPasses(Transform):
         before: int = 0,
         hidden: bool = False,
     ) -> Forward:
-        """As in `Slot`: all tokens of a level are followed by the next row.
+        """As in `Slot`: all tokens of a level share the next row.
 
         Raises:
             ValueError: the block has no further row.
         """
         assert before, "the newest token is read by `extend`"
-        if self._block is None:  # without a row after it
+        if self._block is None:  # the last token was read without a block
             self.inner.rollback(self.inner.length - 1)
             self._begun([self._newest], hidden)
         if self._row + 1 == self.longest:
@@ -393,11 +393,11 @@ class ParallelPasses(Transform):
         return self._given(hidden)
 
     def keep(self, path: Sequence[int]) -> None:  # noqa: ARG002 - nothing of a tree was read
-        """Go back to the text that was read."""
+        """Roll back to the part of the text that was read."""
         self.take_back(self.inner.length)
 
     def _begun(self, tokens: Sequence[int], hidden: bool) -> Forward:
-        """The first row of a block after tokens."""
+        """Start a block after these tokens; returns its first row."""
         runner, masks = self.inner, (self.longest or 1) - 1
         self._fed.clear()
         self._newest, self._row = tokens[-1], 0
@@ -406,7 +406,7 @@ class ParallelPasses(Transform):
         return self._given(hidden)
 
     def _next(self, token: int, hidden: bool) -> Forward:
-        """The row that follows a token."""
+        """The row after a token."""
         self._fed.append(token)
         if self._row + 1 == self.longest:
             return self._begun([*self._fed], hidden)
@@ -415,7 +415,7 @@ class ParallelPasses(Transform):
 
     def _given(self, hidden: bool) -> Forward:
         assert self._block is not None
-        if hidden and self._block.hidden is None:  # no states were wanted before
+        if hidden and self._block.hidden is None:  # hidden states were not wanted before
             row, fed = self._row, [*self._fed]
             self.inner.rollback(self.inner.length - 1)
             self._begun([self._newest], hidden)
