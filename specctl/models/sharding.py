@@ -1,4 +1,4 @@
-"""One model in shards, a process for each: a leader decides, followers repeat its passes."""
+"""A model in shards, one process for each: the leader sends orders, followers repeat its passes."""
 
 import atexit
 import json
@@ -37,16 +37,16 @@ if TYPE_CHECKING:
 
 SIZE = 256
 """Numbers of a message, 2 KiB: a pass of up to `masks.WIDEST` tokens needs one, a prompt one for each 245 tokens."""
-KEEP_ALL = -1  # In place of a length to roll back to: nothing is dropped
+KEEP_ALL = -1  # In place of a rollback length: nothing is dropped
 
 
 class Order(IntEnum):
-    """What a message asks for."""
+    """The kinds of messages."""
 
     LOAD = 1
     """Load a model; the arguments are in `Message.values`."""
     OPEN = 2
-    """Make a runner of a loaded model, too."""
+    """Make a runner of a loaded model, also with `Message.values`."""
     WATCH = 3
     """`Slot.watch`: the layers are the tokens."""
     EXTEND = 4
@@ -54,31 +54,31 @@ class Order(IntEnum):
     EXTEND_TREE = 5
     """`Slot.extend_tree`."""
     CATCH_UP = 6
-    """Only keep a path and roll back, as every message may ask for first."""
+    """Only keep a path and roll back, which other messages may also do first."""
     BEGIN = 7
     """`Slot.begin` of a prompt of ``keep`` tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One order."""
+    """One order to followers."""
 
-    order: Order  # what to do
-    runner: int = 0  # the number of the runner, in the order in which they were made
-    # how many tokens it must have cached before the pass, so that a follower notices when it is out of step
+    order: Order  # the kind of order
+    runner: int = 0  # the runner's index, in order of creation
+    # the number of cached tokens before the pass, so that a follower notices when it is out of step
     length: int = 0
     rollback: int = KEEP_ALL  # the number of tokens to keep first, or `KEEP_ALL`
-    path: Sequence[int] = ()  # keep this path of the last tree before that; empty for none
+    path: Sequence[int] = ()  # the path of the last tree to keep before the rollback; empty for none
     # keep, hidden, before: see `Slot.extend` and `extend_tree`
     keep: int = 0
     hidden: bool = False
     before: int = 0
-    tokens: Sequence[int] = ()  # ids; of other orders the bytes of a JSON text, or layers
+    tokens: Sequence[int] = ()  # ids; for other orders, bytes of a JSON text, or layers
     parents: Sequence[int] = field(default=())  # of a tree
 
     @classmethod
     def of(cls, order: Order, values: dict[str, Any], *, runner: int = 0) -> "Message":
-        """An order with named values instead of tokens."""
+        """A message with named values instead of tokens."""
         return cls(order, runner, tokens=list(json.dumps(values).encode()))
 
     @property
@@ -88,7 +88,7 @@ class Message:
         return found
 
     def encoded(self) -> Iterator[torch.Tensor]:
-        """``(SIZE,)`` int64 tensors on the CPU, one where tokens, parents and path fit."""
+        """``(SIZE,)`` int64 tensors on the CPU; a single one if tokens, parents and path fit."""
         numbers = [
             *(self.order, self.runner, self.length, self.rollback, self.keep, int(self.hidden), self.before),
             *(len(self.path), len(self.tokens), len(self.parents)),
@@ -130,9 +130,10 @@ def decoded(receive: Callable[[], torch.Tensor]) -> Message:
 
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
-"""How long a rank waits for the others within a pass, and while one is slower to load. This ends the wait for a rank
-that hangs; the end of one is noticed at once by other means."""
-ORDER_TIMEOUT = timedelta(days=365)  # How long a follower waits for an order: as long as the leader is idle
+"""How long a rank waits for others within a pass or while loading. This timeout is for a rank that hangs; a rank that
+ends is noticed at once by other means.
+"""
+ORDER_TIMEOUT = timedelta(days=365)  # How long a follower waits for an order: the leader may be idle
 
 
 def shard_device() -> str:
@@ -144,16 +145,16 @@ def shard_device() -> str:
 class ShardGroup:
     """This process's rank in the group.
 
-    Tensors travel by the backend of their device (NCCL, or gloo on a CPU). Orders travel by gloo, so that waiting for
-    one does not keep an accelerator busy.
+    Tensors use their device's backend (NCCL, or gloo on a CPU). Orders use gloo, so that waiting for one does not keep
+    an accelerator busy.
 
     Args:
-        store: a file that does not exist yet, by which the ranks find each other; in a folder of this user.
+        store: a new file through which the ranks find each other; in a private folder of this user.
         rank: 0 for the leader.
         size: how many ranks there are.
 
     Attributes:
-        sent: messages that this rank broadcast so far.
+        sent: the number of messages broadcast by this rank.
     """
 
     def __init__(self, store: Path, rank: int, size: int) -> None:
@@ -175,7 +176,7 @@ class ShardGroup:
         self._orders = dist.new_group(backend="gloo", timeout=ORDER_TIMEOUT)
 
     def send(self, message: Message) -> None:
-        """Give an order to all followers."""
+        """Send an order to all followers."""
         for part in message.encoded():
             dist.broadcast(part, src=0, group=self._orders)
             self.sent += 1
@@ -191,7 +192,7 @@ class ShardGroup:
         return decoded(part)
 
     def leave(self) -> None:
-        """Leave the group; collectives that the other ranks are waiting in fail there."""
+        """Leave the group; pending collectives of other ranks fail."""
         if dist.is_initialized():
             dist.destroy_process_group()
 
@@ -213,16 +214,16 @@ def known_to_transformers(rank: int, size: int) -> Iterator[None]:
 
 
 def _stay_on_this_machine() -> None:
-    """Let gloo connect over the loopback device, and not by the machine's name, which may resolve to another one."""
+    """Let gloo connect over the loopback device instead of the host name, which may resolve to another machine."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
 
 
 class Follower:
-    """The shares of the models that this rank holds, and their runners.
+    """This rank's shares of models, and their runners.
 
     Args:
         load: reads this rank's share of a model, from the ``values`` of `Leader.load`.
-        say: sends the leader a word.
+        say: sends the leader a status report.
     """
 
     def __init__(self, load: "Callable[[dict[str, Any]], PreTrainedModel]", say: Callable[[str], None]) -> None:
@@ -283,12 +284,14 @@ class Follower:
 
 PROGRAM = "specctl.models.loading.follower"
 GRACE = 20.0
-"""Seconds after a follower's end in which a pass of the leader may fail by itself. Then the process ends: NCCL would
-wait for the dead rank forever, in code that no exception reaches."""
+"""Seconds after a follower's end in which the leader's pass may fail by itself. After that the process exits, because
+NCCL would wait for the dead rank forever, in native code that no exception reaches.
+"""
 PATIENCE = 2.0
-"""Seconds that a pass gets to end after the signals that should end it. Then its followers are killed, which ends it
-with an error: a stopped follower does not take part, and the leader waits in native code."""
-LAST_WORDS = 5.0  # Seconds in which a follower's end becomes known after a collective failed because of it
+"""Seconds for a pass to end after the signals that should end it. After that the followers are killed, which ends the
+pass with an error. This is for stopped followers, for which the leader waits in native code.
+"""
+LAST_WORDS = 5.0  # Seconds to learn of a follower's end after a collective failed because of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,15 +304,15 @@ class Death:
 
 
 class Followers:
-    """Followers on this machine, each a process of its own that ends when this one does.
+    """Followers on this machine: one process each, which exits when this process does.
 
     Args:
-        size: how many ranks there are, this process's included.
+        size: the number of ranks, including this process.
 
     Attributes:
-        store: the file by which the ranks find each other.
-        death: the first follower's that ended unasked; None while all live.
-        given_up: the signal because of which all were killed in the middle of a pass.
+        store: the file through which the ranks find each other.
+        death: of the first follower that ended unexpectedly; None while all run.
+        given_up: the signal that led to killing all followers in the middle of a pass.
     """
 
     def __init__(self, size: int) -> None:
@@ -329,11 +332,11 @@ class Followers:
             log = self._log(rank).open("wb")
             process = subprocess.Popen(
                 [*child_command(PROGRAM), str(self.store), str(rank), str(size), str(mouth)],
-                stdin=subprocess.PIPE,  # nothing is written to it: its end is the end of this process
+                stdin=subprocess.PIPE,  # nothing is written to it: it closes when this process ends
                 stdout=log,
                 stderr=log,
                 pass_fds=[mouth],
-                start_new_session=True,  # Ctrl-C is the leader's alone
+                start_new_session=True,  # only the leader handles Ctrl-C
             )
             log.close()
             os.close(mouth)
@@ -346,10 +349,10 @@ class Followers:
         return [process.pid for process in self._processes]
 
     def wait_for(self, word: str) -> None:
-        """Wait until every follower has said a word.
+        """Wait until every follower has sent a report.
 
         Raises:
-            ModelError: one of them ended, for the reason that it gave.
+            ModelError: one of them ended; the message has its reason.
         """
         missing = self.size - 1
         while missing:
@@ -360,7 +363,7 @@ class Followers:
                     raise self.death.error from None
 
     def began_pass(self, presses: int = 2) -> None:
-        """A pass that needs all ranks has begun; it ends when Ctrl-C is pressed ``presses`` times."""
+        """Note the start of a pass on all ranks; pressing Ctrl-C ``presses`` times ends it."""
         self._presses = presses
         self._pass_since = monotonic()
 
@@ -368,7 +371,7 @@ class Followers:
         self._pass_since = None
 
     def last_words(self) -> ModelError | None:
-        """Why a follower ended, after something failed that its end would explain; None if all live."""
+        """The death of a follower that may explain a failure; None if all run."""
         until = monotonic() + LAST_WORDS
         while self.death is None and monotonic() < until:
             sleep(0.05)
@@ -393,7 +396,7 @@ class Followers:
         return self._folder.path / f"rank{rank}.log"
 
     def _listen(self, rank: int, process: "subprocess.Popen[bytes]", ear: int) -> None:
-        """Note what a follower says, and its end."""
+        """Note a follower's reports and its end."""
         reason: tuple[str, str] | None = None
         with os.fdopen(ear, encoding="utf-8") as lines:
             for line in lines:
@@ -409,7 +412,7 @@ class Followers:
         self._end_a_stuck_pass(self.death)
 
     def _heard(self, number: int) -> None:
-        """Note a signal that arrived, from a thread, and end the pass under way if it is stuck."""
+        """Note a signal, from a thread, and end a stuck pass."""
         since = self._pass_since
         if since is None:
             return
@@ -458,7 +461,7 @@ _LOCK = "lock"
 
 
 class MeetingFolder:
-    """A temporary folder of this user, locked while this process lives. Those of killed leaders are removed.
+    """A temporary private folder, locked while this process lives. Folders of killed leaders are removed.
 
     Attributes:
         path: of the folder.
@@ -473,7 +476,7 @@ class MeetingFolder:
         locked(self._lock)
 
     def remove(self) -> None:
-        """Remove it with what is in it."""
+        """Remove the folder and its contents."""
         os.close(self._lock)
         self._folder.cleanup()
 
@@ -483,30 +486,30 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Sharding:
-    """How a model is in shards."""
+    """How a model is split."""
 
-    shards: int  # how many processes hold it
+    shards: int  # the number of processes
     kind: Literal["tensor", "pipeline"]  # ``tensor``, each a part of every layer; ``pipeline``, each some of the layers
-    number: int  # which of the sharded models it is, in the order in which they were loaded
+    number: int  # its index among the sharded models, in order of loading
 
 
 class Together(Protocol):
-    """Does what a message asks the followers for, with them."""
+    """Carries out a message together with the followers."""
 
     def __call__(self, message: Message, work: Callable[[], Result]) -> Result: ...
 
 
 class LeadingPasses(Transform):
-    """A `Slot` of the leader's share of a model, whose followers do the same with theirs.
+    """A `Slot` over the leader's share of a model; followers repeat its passes with their shares.
 
-    A pass takes one message, which also has the rollbacks before it. So no decision of the decoding loop, and no delay
-    in it, can bring the ranks out of step.
+    A pass takes one message, which includes the rollbacks before it. So no decision or delay in the decoding loop can
+    bring the ranks out of step.
 
     Args:
-        inner: of this rank's share.
-        together: gives an order to the followers and does its part of the work.
-        number: the runner's, in messages.
-        sharding: how its model is split.
+        inner: the slot of this rank's share.
+        together: sends an order to the followers and does this rank's part.
+        number: the runner's index in messages.
+        sharding: how the model is split.
     """
 
     def __init__(self, inner: Slot, together: Together, number: int, sharding: Sharding) -> None:
@@ -533,7 +536,7 @@ class LeadingPasses(Transform):
         return self.inner.extend(tokens, keep, hidden=hidden)
 
     def begin(self, prompt: int) -> None:
-        if isinstance(self.inner.passes, RotatingPasses):  # to others all texts are alike
+        if isinstance(self.inner.passes, RotatingPasses):  # other runners treat all texts alike
             self._together(self._order(Order.BEGIN, keep=prompt), lambda: self.inner.begin(prompt))
 
     def watch(self, layers: Iterable[int]) -> None:
@@ -553,7 +556,7 @@ class LeadingPasses(Transform):
 
     @torch.inference_mode()
     def keep(self, path: Sequence[int]) -> None:
-        if self._path or self._rollback != KEEP_ALL:  # a message can carry a path and then a rollback, no other order
+        if self._path or self._rollback != KEEP_ALL:  # a message can carry a path, then a rollback, in this order only
             self._together(self._order(Order.CATCH_UP), lambda: None)
         super().keep(path)
         self._path = list(path)
@@ -563,13 +566,13 @@ class LeadingPasses(Transform):
         self._rollback = length if self._rollback == KEEP_ALL else min(self._rollback, length)
 
     def _order(self, order: Order, **more: Any) -> Message:
-        """An order to catch up with what was taken back since the last one, and then do more."""
+        """An order that first repeats the rollbacks since the last order."""
         message = Message(order, self._number, self.length, self._rollback, self._path, **more)
         self._rollback, self._path = KEEP_ALL, []
         return message
 
     def _require_states(self) -> None:
-        """Raise a ModelError where the hidden states of some layers are on other ranks alone."""
+        """Raise a ModelError if the hidden states of some layers are on other ranks only."""
         if self.sharding.kind == "pipeline":
             raise ModelError(
                 "The hidden states of a model in a pipeline are on the cards of its layers, and a draft head or an "
@@ -579,10 +582,10 @@ class LeadingPasses(Transform):
 
 
 class Leader:
-    """This process as rank 0 of a group, and its followers. There is one group in a process at a time.
+    """This process as rank 0 of a group, with its followers. A process has one group at a time.
 
     Args:
-        size: how many ranks the group has.
+        size: the number of ranks.
     """
 
     def __init__(self, size: int) -> None:
@@ -606,8 +609,8 @@ class Leader:
 
         Args:
             kind: how it is split.
-            values: what the followers need to read theirs.
-            read: reads this rank's.
+            values: the followers' arguments for reading their shares.
+            read: reads this rank's share.
 
         Raises:
             ModelError: a rank cannot load its share.
@@ -631,7 +634,7 @@ class Leader:
 
         Args:
             model: this rank's share.
-            sharding: as `load` gave it.
+            sharding: from `load`.
             vocabulary: the pair's shared vocabulary.
             name: the model's, in messages.
             settings: which engine, one that runs it on every rank, and whether to compile.
@@ -653,8 +656,8 @@ class Leader:
         return Slot(LeadingPasses(runner, self.together, self._runners - 1, sharding))
 
     def together(self, message: Message, work: Callable[[], Result]) -> Result:
-        """Send a message and do the same work here. A first Ctrl-C waits for the end of a pass, a second one or SIGTERM
-        ends a stuck one.
+        """Send a message and do the same work here. The first Ctrl-C waits for the pass's end; a second one, or
+        SIGTERM, ends a stuck pass.
 
         Raises:
             ModelError: a rank failed; the ranks are out of step then, and all later calls fail.
@@ -663,7 +666,7 @@ class Leader:
             self._close(self.followers.death.error)
         if self._closed is not None:
             raise ModelError(self._closed, "Load the models again.")
-        # Loading takes minutes, and no session depends on it yet: it is given up at once.
+        # Loading takes minutes and no session depends on it yet, so it is abandoned at once.
         at_once = message.order is Order.LOAD
         with nullcontext() if at_once else _finished_first():
             self.followers.began_pass(presses=1 if at_once else 2)
@@ -683,7 +686,7 @@ class Leader:
 
     @property
     def messages(self) -> int:
-        """Messages sent so far, for all models."""
+        """The number of messages so far, for all models."""
         return self.group.sent
 
     def close(self) -> None:
@@ -714,11 +717,11 @@ _in_shards: "weakref.WeakSet[PreTrainedModel]" = weakref.WeakSet()
 
 
 def lead(size: int, *, restart: bool = False) -> Leader:
-    """This process's leader of a group of ``size`` ranks; a group of another size is ended.
+    """This process's leader of a group of ``size`` ranks; a group of another size is closed first.
 
     Args:
         size: the number of ranks.
-        restart: whether a group of that size is ended too, with its models.
+        restart: whether to close a group of the same size too, with its models.
     """
     global _leader
     if _leader is not None and (restart or _leader.size != size or _leader.followers.death is not None):
@@ -750,13 +753,15 @@ def leader() -> Leader:
 
 
 def is_sharded(model: "PreTrainedModel") -> bool:
-    """Whether this process has only a share of the model and cannot run it alone."""
+    """Whether this process has only a share of the model, and so cannot run it alone."""
     return model in _in_shards
 
 
 @contextmanager
 def _finished_first() -> Iterator[None]:
-    """Let a first Ctrl-C take effect after the block, and a second one at once; the main thread alone gets any."""
+    """Delay the first Ctrl-C until the block's end; a second one takes effect at once. Only the main thread receives
+    any.
+    """
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is None:
         yield
         return

@@ -1,7 +1,7 @@
 """Drafts with another tokenizer than their target's.
 
-A `TranslatedPasses` drafts the tokens that both have (TLI), a `WrittenPasses` writes text that is cut into tokens of
-the target (SLEM, algorithm 2): Timor et al., arXiv 2502.05202.
+`TranslatedPasses` drafts the tokens of both vocabularies (TLI). `WrittenPasses` writes text that is retokenised for the
+target (SLEM, algorithm 2). Both are from Timor et al., arXiv 2502.05202.
 """
 
 from abc import abstractmethod
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     import torch
 
 
-PLAIN = (PROBES[0], PROBES[2])  # Texts that every tokenizer for English has to reproduce
+PLAIN = (PROBES[0], PROBES[2])  # Texts that every English tokenizer must reproduce
 ANCHORS = ("", "\n", ".", "a")
-"""Put before a piece from the middle of a text, so that the tokenizer does not treat it as a beginning."""
+"""Prefix for a piece from the middle of a text, so that the tokenizer does not treat it as a text's start."""
 
 
 class TokenBytes:
@@ -34,14 +34,14 @@ class TokenBytes:
 
     Args:
         tokenizer: byte-level BPE (``Ġ``), or SentencePiece's forms (``▁``, ``<0x0A>``).
-        rows: the number of ids that the model has; the tokenizer's others are left out.
+        rows: the number of the model's logits; higher ids of the tokenizer are left out.
 
     Attributes:
         whole: the number of ids that both the tokenizer and the model have.
         of: bytes by id, without special tokens.
-        ids: ids by bytes; of several with the same bytes, one that is not spelt as a byte.
+        ids: ids by bytes; of several ids with the same bytes, one that is not a byte token.
         specials: ids of special tokens by their text.
-        start: the special ids that the tokenizer puts before every text.
+        start: the special ids at the start of every text.
     """
 
     def __init__(self, tokenizer: Tokenizer, rows: int) -> None:
@@ -69,7 +69,7 @@ class TokenBytes:
 
     @property
     def lost(self) -> str | None:
-        """The first of the `PLAIN` texts that its tokens do not reproduce; None if they reproduce all."""
+        """The first of the `PLAIN` texts that the tokens do not reproduce; None if they reproduce all."""
         return next((text for text in PLAIN if self.reading(text) != text), None)
 
     def reading(self, text: str) -> str:
@@ -81,14 +81,14 @@ class TokenBytes:
         return b"".join(self.of.get(index, b"") for index in ids)
 
     def encode(self, piece: bytes, *, first: bool = False) -> list[int]:
-        """The ids of a part of a text as its tokenizer cuts it, without special tokens.
+        """Tokenise a part of a text, without special tokens.
 
-        Bytes that are not valid text, and text that the tokenizer does not reproduce, are cut into the longest tokens
-        there are; bytes that no token has are left out.
+        Invalid UTF-8, and text that the tokenizer does not reproduce, are split greedily into the longest tokens; bytes
+        without a token are dropped.
 
         Args:
             piece: its bytes.
-            first: whether it begins the text, where a tokenizer may insert a space.
+            first: whether it begins the text; a tokenizer may insert a space there.
         """
         key = piece, first
         if key not in self._known:
@@ -99,7 +99,7 @@ class TokenBytes:
 
     @cached_property
     def puts_space(self) -> bool:
-        """Whether it puts a space before every text."""
+        """Whether the tokenizer puts a space before every text."""
         return self.text(self._tokenizer.encode("a", add_special_tokens=False)) == b" a"
 
     @cached_property
@@ -112,7 +112,7 @@ class TokenBytes:
         try:
             text = piece.decode()
         except UnicodeDecodeError as error:
-            # The end of a character may come with the next token; bytes elsewhere are no text at all.
+            # An incomplete character at the end may continue in the next token; elsewhere such bytes are invalid.
             whole = piece[: error.start] if error.end == len(piece) else b""
             return [*(self.encode(whole, first=first) if whole else ()), *self._longest_first(piece[len(whole) :])]
         for anchor, before in self._anchors.items():
@@ -139,32 +139,32 @@ class TokenBytes:
 
 
 def _of_letters(token: str) -> bytes:
-    """The bytes of a token of byte-level BPE; a token with other letters is plain text."""
+    """The bytes of a byte-level BPE token; a token with characters outside the byte alphabet is plain text."""
     found = bytes_of_letters(token)
     return token.encode() if found is None else found
 
 
 def _of_piece(token: str) -> bytes:
-    """The bytes of a token of SentencePiece."""
+    """The bytes of a SentencePiece token."""
     byte = byte_of(token)
     return token.replace(SPACE, " ").encode(errors="replace") if byte is None else bytes([byte])
 
 
 class TokenMap:
-    """The tokens that both a target and a draft have: the same bytes, or special tokens that mean the same.
+    """The tokens shared by target and draft: equal bytes, or special tokens of equal meaning.
 
-    Special tokens mean the same where they begin or end a text in both tokenizers, and where both spell them alike.
+    Special tokens have equal meaning if they begin or end a text in both tokenizers, or are spelled alike.
 
     Args:
         target: of the target's tokenizer.
         draft: of the draft's.
         whole: V, the pair's vocabulary: the target's ids, perhaps with padding after them.
-        writes_text: whether the draft writes any of its tokens, and their text is cut into the target's.
+        writes_text: whether the draft may write any of its tokens, and their text is retokenised for the target.
 
     Attributes:
         target, draft, whole, writes_text: as given.
-        draft_id: the draft's id of each of the target's that has one, for reading.
-        vocabulary: the target's ids that the draft can write, each the one that the target's tokenizer would write.
+        draft_id: the draft's id for each shared target id, for reading.
+        vocabulary: the target's ids that the draft can write; of equal ids, the one of the target's tokenizer.
         columns: ``(N,)`` int64, the draft's ids of ``vocabulary``.
     """
 
@@ -178,13 +178,13 @@ class TokenMap:
         self.draft_id: Mapping[int, int] = {
             i: own for i, own in found.items() if i < target.whole and own < draft.whole
         }
-        # Of several ids that the draft reads alike, it writes the one that the target's tokenizer does.
+        # Of several target ids with one draft id, the draft writes the one that the target's tokenizer uses.
         written = {own: index for index, own in sorted(self.draft_id.items(), reverse=True)}
         written |= {
             own: index for index, own in self.draft_id.items() if target.ids.get(target.of.get(index, b"")) == index
         }
         if draft.eos is not None and target.eos is not None and self.draft_id.get(target.eos) == draft.eos:
-            written[draft.eos] = target.eos  # whatever else of the target's is spelt like the draft's end
+            written[draft.eos] = target.eos  # even if another target token is spelled like the draft's end
         own_of = {index: own for own, index in written.items()}
         self.vocabulary = DraftVocabulary(own_of, whole)
         self.columns: npt.NDArray[np.int64] = np.array([own_of[index] for index in self.vocabulary.ids], dtype=np.int64)
@@ -209,7 +209,7 @@ class Columns:
         self._there: dict[str, torch.Tensor] = {}
 
     def of(self, numbers: "Numbers", rows: Sequence[int]) -> "Numbers":
-        """The columns ``(R, N)`` of R of the rows, copied."""
+        """A copy of the columns ``(R, N)`` of R rows."""
         if isinstance(numbers, np.ndarray):
             found: npt.NDArray[np.float32] = numbers[np.array(rows, np.int64)[:, None], self.ids]
             return found
@@ -235,12 +235,12 @@ LONGEST_WORD = 32  # The most tokens of a word; a longer one is split
 
 
 class DraftText:
-    """A growing text of the target's in ids of the draft.
+    """The target's growing text in the draft's ids.
 
-    The ids depend on the text alone and not on how it came about, so that a replayed draft reads what it read live. A
-    finished word is cut as the draft's tokenizer cuts it. In the last word each token is the draft's of the same bytes;
-    if a token has none, the word's bytes are cut again with each token. A special token is a word: one that the draft
-    lacks is read as the text that spells it. The beginning of the text is as the draft's tokenizer begins it.
+    The ids depend on the text alone, not on its history, so that a replayed draft reads the same ids as live. A
+    finished word is tokenised by the draft's tokenizer. In the last word, each token maps to the draft's token of equal
+    bytes; if one has none, the whole word is retokenised after each token. A special token is a word of its own; if the
+    draft lacks it, its spelling is read as text. The text starts as the draft's tokenizer starts texts.
 
     Args:
         tokens: of the target and the draft.
@@ -253,18 +253,18 @@ class DraftText:
     def __init__(self, tokens: TokenMap) -> None:
         self._map = tokens
         self._spelt = {index: token.encode() for token, index in tokens.target.specials.items()}
-        # A draft that begins texts with nothing still has to read a token before it can write one.
+        # A draft without a start token still must read a token before it can write one.
         self._empty = [next((one for one in (tokens.draft.eos,) if one is not None), 0)]
         self.tokens: list[int] = []
         self.ids: list[int] = []
-        self._words: list[tuple[int, int]] = []  # where each word begins: in the target's ids and in the draft's
+        self._words: list[tuple[int, int]] = []  # where each word begins, in the target's and in the draft's ids
         self.truncate(0)
 
     def append(self, token: int) -> int:
-        """Add a token of the target's; returns how many of the draft's first ids are unchanged."""
+        """Add a target token; returns the number of leading draft ids that are unchanged."""
         if self._opens(token):
             kept = self._put(closed=True)
-            # A draft that begins texts with nothing reads the first word in place of what stands for an empty text.
+            # For a draft without a start token, the first word replaces the placeholder for an empty text.
             place = len(self._map.draft.start if self._silent(len(self.tokens)) else self.ids)
             self._words.append((len(self.tokens), place))
         else:
@@ -273,7 +273,7 @@ class DraftText:
         return min(kept, self._put(closed=False))
 
     def truncate(self, length: int) -> int:
-        """Keep the target's first tokens only; returns how many of the draft's first ids are unchanged."""
+        """Keep only the first target tokens; returns the number of leading draft ids that are unchanged."""
         if length >= len(self.tokens) and self.tokens:
             return len(self.ids)
         while len(self._words) > 1 and self._words[-1][0] >= length:
@@ -286,14 +286,14 @@ class DraftText:
 
     @property
     def word(self) -> Sequence[int]:
-        """The target's ids of the last word; none after a special token and at the beginning of the text."""
+        """The target's ids of the last word; empty after a special token and at the start of the text."""
         if not self.tokens or self.tokens[-1] not in self._map.target.of:
             return ()
         return self.tokens[self._words[-1][0] :]
 
     @property
     def begins(self) -> bool:
-        """Whether that word is the first of the text."""
+        """Whether the last word is the first of the text."""
         return self._silent(len(self.tokens) - len(self.word))
 
     def _opens(self, token: int) -> bool:
@@ -308,7 +308,7 @@ class DraftText:
         return text.startswith(b" ") and not before[-1:].isspace()
 
     def _put(self, *, closed: bool) -> int:
-        """Write the ids of the last word; returns how many of the first ids are unchanged."""
+        """Rewrite the draft's ids of the last word; returns the number of leading ids that are unchanged."""
         start, place = self._words[-1]
         new = [] if self._silent(len(self.tokens)) else self._read(self.tokens[start:], closed)
         if not place and not new:
@@ -330,26 +330,25 @@ class DraftText:
         return self._map.draft.encode(text.removeprefix(b" ") if spaced else text, first=begins)
 
     def _silent(self, count: int) -> bool:
-        """Whether the text's first ``count`` tokens are those that the target's tokenizer puts before every text."""
+        """Whether the text's first ``count`` tokens are the target tokenizer's start tokens."""
         start = self._map.target.start
         return count <= len(start) and start[:count] == (*self.tokens[:count],)
 
 
-FARTHEST = 8  # Tokens of a draft after which the target's next token is taken from what was written so far
+FARTHEST = 8  # After this number of draft tokens, the target's next token is taken from the text so far
 
 
 class Continuation:
-    """Cuts what a draft writes after a text as the target's tokenizer does.
+    """Retokenises a draft's continuation of a text with the target's tokenizer.
 
-    The text's last word is cut together with what follows it. If that gives other tokens than the text's, the text
-    stays as it is, and what follows is cut by itself. Special tokens are drafted where both models have them; nothing
-    is cut across one.
+    The text's last word is retokenised with its continuation. If this changes the text's tokens, the continuation is
+    tokenised alone. Special tokens are drafted if both models have them; no token spans one.
 
     Args:
         tokens: of the target and the draft.
 
     Attributes:
-        writable: the draft's tokens that are text, and the special tokens that its target has.
+        writable: the draft's text tokens, and the special tokens shared with its target.
     """
 
     def __init__(self, tokens: TokenMap) -> None:
@@ -362,14 +361,14 @@ class Continuation:
         self._any = min(tokens.target.of, default=0)
 
     def next(self, text: DraftText, written: Sequence[int]) -> int | None:
-        """The target's next token; None while more has to be written to know it.
+        """The target's next token; None until more text determines it.
 
-        A token is known once something follows it: the last one cut may be the beginning of a longer one. If nothing
-        can be cut from `FARTHEST` tokens it is one that most likely is wrong.
+        A token is known once another follows it, because the last one may be the start of a longer token. If `FARTHEST`
+        tokens give no target token, a token that is most likely wrong is returned.
 
         Args:
             text: so far.
-            written: the draft's ``writable`` ids after it, of which only the last may be special.
+            written: the draft's ``writable`` ids after it; only the last one may be special.
         """
         if not written:
             return None
@@ -381,7 +380,7 @@ class Continuation:
         return special if special is not None else self._any if settled else None
 
     def _cut(self, text: DraftText, data: bytes, settled: bool) -> Sequence[int]:
-        """The target's ids of bytes after a text; of whole characters only, unless they are ``settled``."""
+        """The target's ids of bytes after a text; incomplete characters are left out unless ``settled``."""
         word, begins = text.word, text.begins
         before = self._target.text(word)
         if begins and not word and self._draft.puts_space:
@@ -412,13 +411,13 @@ AGREEMENT_BYTES = 64  # The most bytes that a draft writes for one token of the 
 
 
 def agreement(tokens: TokenMap, texts: Iterable[Iterable[int]]) -> float:
-    """The share of a text's tokens that come out unchanged if the draft writes the same text in its own tokens.
+    """The share of a text's tokens reproduced if the draft writes the same text in its own tokens.
 
-    It is an upper bound of the acceptance rate, whatever the draft predicts.
+    It is an upper bound of the acceptance rate of any draft with this tokenizer.
 
     Args:
         tokens: of the target and the draft.
-        texts: in the target's ids, as its tokenizer cuts them.
+        texts: in ids of the target's tokenizer.
     """
     continuation, same, whole = Continuation(tokens), 0, 0
     for some in texts:
@@ -435,10 +434,9 @@ def agreement(tokens: TokenMap, texts: Iterable[Iterable[int]]) -> float:
 
 
 class OwnTextPasses(Transform):
-    """A `Slot` of a draft that takes its target's ids and reads their text in its own (`DraftText`).
+    """A `Slot` of a draft that takes the target's ids and reads their text in its own ids (`DraftText`).
 
-    The draft's cache is rolled back to where its ids changed. It reads the end of a text that is longer than its
-    context.
+    The draft's cache is rolled back to the first changed id. Of a text longer than its context, it reads the end.
 
     Args:
         inner: the draft, with its own ids.
@@ -456,7 +454,7 @@ class OwnTextPasses(Transform):
         self._map = tokens
         self._text = DraftText(tokens)
         self._room = max(1, inner.context - self.AHEAD)
-        self._read = 0  # the draft's ids that are cached, counted with those left out at the start
+        self._read = 0  # the number of the draft's cached ids, including those left out at the start
         self._left_out = 0
 
     @property
@@ -469,7 +467,7 @@ class OwnTextPasses(Transform):
     @abstractmethod
     def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward: ...
 
-    def begin(self, prompt: int) -> None:  # noqa: ARG002 - which the draft has in ids of its own
+    def begin(self, prompt: int) -> None:  # noqa: ARG002 - the draft has the prompt in its own ids
         self.inner.begin(0)
 
     def take_back(self, length: int) -> None:
@@ -479,29 +477,29 @@ class OwnTextPasses(Transform):
         self._moved(self._text.truncate(length))
 
     def _outside(self, length: int) -> int:
-        """How many ids at the start of a text the draft does not read: a multiple of half its context.
+        """The number of ids left out at a text's start: a multiple of half the draft's context.
 
-        It follows from the length alone, so that what is drafted does not depend on earlier rounds. Rounds across the
-        border read twice.
+        It depends on the length alone, so that drafts do not depend on earlier rounds. Rounds across the limit are read
+        twice.
         """
         half = max(1, self._room // 2)
         return max(0, -((self._room - length) // half)) * half
 
     def _moved(self, kept: int) -> None:
-        """The text has changed after the first ``kept`` of the draft's ids."""
+        """Note that the text changed after the first ``kept`` draft ids."""
         self._forget(kept)
 
     def _forget(self, kept: int) -> None:
         self._read = min(self._read, kept)
 
     def _pass(self, ids: Sequence[int], length: int, end: int, keep: int, hidden: bool) -> Forward | None:
-        """The draft's pass over those of its first ``end`` ids that are not cached; None if all are.
+        """Run the draft's pass over the uncached ones of its first ``end`` ids; None if all are cached.
 
         Args:
             ids: of the text.
-            length: of the text that is continued, which decides how many ids are left out.
+            length: of the text, which determines the number of ids left out.
             end: the number of ids to read.
-            keep: the number of last ids whose logits are wanted.
+            keep: the number of last ids that need logits.
             hidden: whether hidden states are wanted.
         """
         runner, outside = self.inner, self._outside(length)
@@ -519,9 +517,9 @@ class OwnTextPasses(Transform):
 
 
 class TranslatedPasses(OwnTextPasses):
-    """A draft that writes the tokens that its target has too.
+    """A draft that writes only tokens shared with its target.
 
-    It drafts from its logits of these tokens; the distribution and its signals are those of the softmax over them.
+    It drafts from the softmax over these tokens' logits, and its signals come from this distribution.
     """
 
     def __init__(self, inner: Slot, tokens: TokenMap) -> None:
@@ -536,7 +534,7 @@ class TranslatedPasses(OwnTextPasses):
         if not keep:
             return self._rows(text.ids, [len(text.ids)], 0, hidden)
         parts: list[Forward] = []
-        ends: list[int] = []  # where the text ends for each row of the coming pass
+        ends: list[int] = []  # the text's end for each row of the next pass
         for token in tokens[behind:]:
             before = [*text.ids] if ends else []
             kept = text.append(token)
@@ -550,7 +548,7 @@ class TranslatedPasses(OwnTextPasses):
         return joined(parts) if len(parts) > 1 else parts[0]
 
     def _rows(self, ids: Sequence[int], ends: Sequence[int], keep: int, hidden: bool) -> Forward:
-        """Logits after the ids up to each of ``ends``, which rise; ``keep`` is their number, or 0 for no logits."""
+        """Logits after the ids up to each of the ascending ``ends``; ``keep`` is their number, or 0 for no logits."""
         found = self._pass(ids, ends[0], ends[-1], ends[-1] - ends[0] + 1 if keep else 0, hidden)
         if found is None:
             return Forward(np.zeros((0, len(self._map.vocabulary)), np.float32), vocabulary=self.draft_vocabulary)
@@ -564,11 +562,11 @@ class TranslatedPasses(OwnTextPasses):
 
 
 class WrittenPasses(OwnTextPasses):
-    """A draft that writes text, which is cut into tokens of its target.
+    """A draft that writes text, which is retokenised for its target.
 
-    After the text the draft writes its likeliest tokens until the target's next token is known (`Continuation`). So
-    each prediction is certain and depends on the text alone. Its signals are those of the distribution of the draft's
-    first token. What it wrote is reused where the text continues with it.
+    After the text the draft writes its likeliest tokens until the target's next token is known (`Continuation`). So its
+    predictions are deterministic and depend on the text alone. Its signals come from the distribution of the draft's
+    first token. Written tokens are reused if the text continues with them.
     """
 
     AHEAD = FARTHEST
@@ -577,8 +575,8 @@ class WrittenPasses(OwnTextPasses):
         super().__init__(inner, tokens)
         self.writes_text, self.verifies = True, False
         self._continuation = Continuation(tokens)
-        self._ids: list[int] = [*self._text.ids]  # of the text, and those written after it
-        self._written: dict[int, Numbers] = {}  # logits (1, N) of those written, by their place
+        self._ids: list[int] = [*self._text.ids]  # ids of the text, and ids written after it
+        self._written: dict[int, Numbers] = {}  # logits (1, N) of the written ids, by position
         self._written_outside = 0
 
     def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
@@ -621,7 +619,7 @@ class WrittenPasses(OwnTextPasses):
             self._forget(kept)
 
     def _go_on_from_text(self) -> None:
-        """Drop what was written after the text, unless the draft would write the same again."""
+        """Drop the written tokens after the text, unless the draft would write the same again."""
         length = len(self._text.ids)
         if (outside := self._outside(length)) != self._written_outside:
             self._written.clear()
