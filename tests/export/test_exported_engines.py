@@ -303,7 +303,7 @@ def test_the_best_length_follows_the_ratio_of_costs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "message"), [("ollama", "cannot be handed a target and a draft"), ("vlm", "did you mean 'vllm'")]
+    ("name", "message"), [("ollama", "cannot run a target with a draft"), ("vlm", "did you mean 'vllm'")]
 )
 def test_engines_that_are_none(name: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):

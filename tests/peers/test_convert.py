@@ -73,8 +73,11 @@ def test_a_target_alone_has_no_draft(monkeypatch, tmp_path, python):
     ("arguments", "message"),
     [
         (["openvino", "out", "--target", "nowhere"], "not a folder of a transformers model"),
-        (["openvino", "out", "--target", "embedded:target", "--weights", "int3"], "this peer has float32"),
-        (["openvino", "out", "--target", "embedded:target", "--cache", "int8"], "this peer has float32, its default"),
+        (["openvino", "out", "--target", "embedded:target", "--weights", "int3"], "this peer supports float32"),
+        (
+            ["openvino", "out", "--target", "embedded:target", "--cache", "int8"],
+            "this peer supports float32, its default",
+        ),
         (["llama.cpp", "out", "--target", "embedded:target"], "part of its source"),
         (["openvino", ".", "--target", "embedded:target"], "is not empty"),
     ],

@@ -108,7 +108,7 @@ def test_greedy_rounds_are_those_of_a_live_run(believed: bool, monkeypatch: pyte
 
 def test_what_cannot_have_the_signal_says_so() -> None:
     pair, (trace, *_) = greedy_pair()
-    with pytest.raises(UsageError, match="holds no prompts"):
+    with pytest.raises(UsageError, match="lacks the prompts"):
         list(play(players_of(AGREEING, [clock]), replace(trace, prompt_ids=[]), frozenset()))
     with pytest.raises(ProfileError, match="one draft writes"):
         build_drafter(pair, replace(AGREEING, tree=TreeSize(4, 2)))

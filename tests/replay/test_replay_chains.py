@@ -167,7 +167,7 @@ def test_of_no_tokens_nothing_is_told() -> None:
 def test_a_trace_without_prompts_says_so() -> None:
     _, (trace, _) = greedy_pair()
     players = players_of(chained(SETTINGS[0]), [None])
-    with pytest.raises(UsageError, match="holds no prompts"):
+    with pytest.raises(UsageError, match="lacks the prompts"):
         list(play(players, replace(trace, prompt_ids=[]), frozenset()))
     assert list(play(players_of(SETTINGS[0], [None]), replace(trace, prompt_ids=[]), frozenset()))
 
