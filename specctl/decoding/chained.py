@@ -14,16 +14,18 @@ from specctl.policies.source_choice import SourceChoice
 from specctl.records import DraftStep, ExtraToken, Round, StopReason
 
 REPEATED, RARE = 2, 0.1
-"""A token is repeated if it is the one that the lookup expected after a match of REPEATED tokens or more. Where fewer
-than RARE of the last tokens are, there is little to copy: of stories drawn at temperature 1 2% are, of a text that
-repeats itself half."""
+"""A token counts as repeated if the lookup predicted it after a match of at least REPEATED tokens. If fewer than RARE
+of the last tokens are repeated, there is little to copy: the share is 2% in stories sampled at temperature 1, and half
+in a text that repeats itself.
+"""
 MEMORY, FIRST = 15 / 16, 0.2
-"""The factor on the weight of earlier tokens in that share, and what it is at a text's beginning."""
+"""The factor on the weight of earlier tokens in that share, and its initial value."""
 SHORTEST_REST, LONGEST_REST, QUICK = 2, 8, 5e-3
-"""Rounds in which the lookup then has no part, at first and at most: each rest is twice as long as the one before,
-until a look finds repetition. Rounds of QUICK seconds and more have none: looking takes less than a hundredth of their
-time, and where passes of any width take as long, a seldom right copy pays. What was written meanwhile is looked at
-after a rest, at once."""
+"""The lengths of the first and the longest rest of the lookup, in rounds. Each rest is twice as long as the last one,
+until repetition is found. Rounds of at least QUICK seconds have no rests: the lookup takes less than 1% of their time,
+and where a pass of any width takes as long, even a rarely right copy pays. After a rest, the tokens written meanwhile
+are looked up at once.
+"""
 
 
 class Chaining:

@@ -149,7 +149,7 @@ def compose(
     foreseeing = inner is None and top.runner.foresee is not None
     if not foreseeing and "next_accept_prob" in top.policy.signals:
         raise ProfileError(
-            "this policy reads what a draft head predicts of its next token, and its draft predicts nothing",
+            "this policy reads a draft head's predictions for the next token, and its draft makes none",
             "draft with a DSpark head that has a confidence head, or choose another policy",
         )
     record = record - (TRAINED_SIGNALS - made) - (frozenset() if alone else {"agreement"})

@@ -71,7 +71,7 @@ class PreVerifiedDrafter(Drafter):
         self._signals = policy.signals | record
         self._predictor, self._disco = predictors_read(predictor, self._signals)
         if "next_accept_prob" in self._signals:
-            raise ValueError("a draft that verifies another draft predicts nothing of its next token")
+            raise ValueError("a draft that verifies another draft makes no prediction for its next token")
         reads_signals = self._predictor is not None and self._predictor.reads_signals
         wanted = frozenset(DISTRIBUTION_SIGNALS) if reads_signals else self._signals & set(DISTRIBUTION_SIGNALS)
         if self._disco is not None:

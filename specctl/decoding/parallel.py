@@ -162,7 +162,7 @@ def require_parallel(pair: Pair, setting: Setting, draft: int) -> None:
         )
     if pair.drafts[draft].reads_states:
         raise ProfileError(
-            "[draft] parallel: a draft head drafts from what the target has read, so it has to wait for it",
+            "[draft] parallel: a draft head drafts from the target's states, so it has to wait for the target",
             "leave out parallel",
         )
     if pair.drafts[draft].longest is not None:

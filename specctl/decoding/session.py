@@ -45,7 +45,7 @@ class Turn:
 
 
 TURNS: WeakValueDictionary[int, Turn] = WeakValueDictionary()
-"""By the `id` of a target's runner the latest text: several sessions may share a pair, and so its caches."""
+"""The latest text by the `id` of the target's runner: several sessions may share a pair, and so its caches."""
 
 
 class Session:
@@ -162,7 +162,7 @@ class Session:
                 enough = yield round_
                 watching += working_seconds() - paused
                 if not turn.latest:
-                    raise UsageError("another text was begun with these models before this one ended", ONE_TEXT)
+                    raise UsageError("another text began with these models before this one ended", ONE_TEXT)
                 if settings.stop and (found := find_stop(pair.tokenizer, prompt, tokens, settings.stop, pair.eos)):
                     count, text = found
                     del tokens[count:]

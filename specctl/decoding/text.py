@@ -11,7 +11,7 @@ from specctl.models.files.tokenizer import BareTokenizer, Tokenizer, byte_ids
 UNFINISHED = "\ufffd"
 CONTEXT = 8  # Tokens of the prompt that are decoded together with the text after it
 LONGEST_WINDOW = 32
-"""Tokens up to which a stream keeps its window, whose text it knows, instead of decoding that of a shorter one."""
+"""A stream keeps its window, with its text known, up to this many tokens; only then is a shorter one decoded."""
 NO_ENDS: frozenset[int] = frozenset()
 
 

@@ -135,7 +135,7 @@ class TreeDrafter(ModelDrafter):
     ) -> None:
         super().__init__(runner, policy, record, predictor)
         if self._foresees and not runner.reads_states:
-            raise ValueError("a tree's draft predicts nothing of its next token")
+            raise ValueError("a tree's draft makes no prediction for its next token")
         self.size = size
         self._width = size.tokens - 1 if runner.marginals else size.beams
         self._tree = BeamTree()

@@ -26,7 +26,7 @@ from specctl.policies.round_times import COST_MEMORY, FEW, SPEED_MEMORY, RoundTi
 from specctl.records import DraftStep, Round, StopReason
 
 CROWDED = 8
-"""After this many rounds in a row in each of which a text began, times are learned from the texts that went on."""
+"""After this many consecutive rounds with new texts, times are learned from the continuing texts."""
 RATE_PRIOR = 2.0  # Observations at which the acceptance rate after a given token weighs as much as the overall rate
 AHEAD = 8  # The most further tokens of a draft that are considered at once
 AGING = 5e-3

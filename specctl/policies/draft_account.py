@@ -6,8 +6,9 @@ from specctl.policies.round_times import RoundTimes
 
 SHARE = 0.01  # Share of the time that drafts may lose for good
 ALLOWANCE, ADVANCE = 1.9, 1.0
-"""The balance of a new run, in passes: what its first drafts may lose; and how much of it are shares of rounds to come,
-which add nothing until it is made up for."""
+"""The balance of a new run in passes, which its first drafts may lose; and how much of it is an advance on the shares
+of later rounds. These add nothing until the advance is repaid.
+"""
 SCANTY = 0.5  # Up to this balance, drafts have one token, unless their fixed cost exceeds that of a token
 EVEN = 0.5  # What a one-token draft may lose as a trial: accepted half of the time, it saves as much
 MOST = 20.0  # The largest balance, and so the most that a text of a new kind can lose
@@ -15,7 +16,7 @@ MOST_TOKENS = 1 << 10  # More than any draft has
 RISK = 1 / 3  # The part of the balance that one draft of more than two tokens may lose
 PROVEN = 5.0  # From this balance on, the draft reads a whole prompt whatever that costs
 IMPATIENCE, PATIENCE = 1.5, 4.0
-"""By how much the waiting grows with each probe that failed, and how often 1 / SHARE times the loss it is at most."""
+"""The factor by which the wait grows with each failed probe, and its upper bound, as a multiple of the loss / SHARE."""
 
 
 @dataclass(slots=True)
@@ -92,10 +93,12 @@ class DraftAccount:
 
 
 DOUBTED = 100
-"""Rounds without a draft in which belief in the price of one halves: it may have been measured in a bad moment."""
+"""The half-life, in rounds without a draft, of the trust in a draft's price: it may have been measured at a bad moment.
+"""
 LULL, LONGEST_LULL, LULL_OF_SEVERAL = 8, 64, 2
-"""After more than LULL rounds without a draft, LULL_OF_SEVERAL of several texts, only each LULL-th is looked at, and
-later one of a quarter of them, at most LONGEST_LULL: those between cost nothing."""
+"""After more than LULL rounds without a draft (LULL_OF_SEVERAL for several texts), only one round in LULL is looked at,
+later one in a quarter of the rounds so far, at most one in LONGEST_LULL. The rounds between cost nothing.
+"""
 UNSEEN, RESTING, SMALL, GAIN_RATE = 300, 2, 0.2, 0.02
 """After UNSEEN rounds with drafts that save less than SMALL of a pass each, RESTING rounds go without, so that the time
 of the target alone stays known, and after a first draft that brings nothing, or of several texts; the weight of one
@@ -105,11 +108,13 @@ UNSEEN_AT_FIRST, SMALL_OF_SEVERAL = 16, 0.25
 """Of several texts: the first time after this many rounds, then after twice as many, up to UNSEEN; and SMALL. What a
 pass over them takes follows from the lengths of all. A draft that saves as little as the error is found out soon."""
 SETTLED, EVERY = 64, 8
-"""Once SETTLED drafts were timed, and while drafts have saved much, one round of EVERY is learned from: what follows a
-pass of the target runs from cold caches, and takes three times as long as elsewhere."""
+"""Once SETTLED drafts have been timed, and while drafts have saved much, one round of EVERY is learned from: code right
+after a target pass runs from cold caches, and takes three times as long.
+"""
 FIRST_LENGTH, FIRST_DRAFTS = 2, 2
-"""Tokens of a run's first FIRST_DRAFTS drafts at most: one of four that is rejected takes most of what a run may lose,
-and what the draft is worth is not found out any more."""
+"""The most tokens in each of a run's first FIRST_DRAFTS drafts. A rejected draft of four would take most of what a run
+may lose, before the draft's worth is known.
+"""
 UNLIKELY = 0.5  # Below this expected number of accepted tokens, a first draft counts as a failure
 
 

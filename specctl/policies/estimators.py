@@ -13,7 +13,7 @@ FLAT = 1e-4
 far from 0 and 1 before they become log-odds."""
 LARGEST = log((1 - FLAT) / FLAT)
 LARGEST_SCORE = 30.0
-"""From minus this on the probability is its score's exponential function, which cannot be too large a number."""
+"""Below minus this score the probability is exp(score), which cannot overflow."""
 FEATURES = 3  # The most features of an `OnlineLogistic`, besides the constant
 
 
@@ -155,12 +155,13 @@ PLAUSIBLE, TOLERANCE, SCALE_RATE = 3.0, 0.1, 0.1
 one observation in the typical error."""
 FAR_BELOW = 0.7  # With `restarts`, an observation below this share of the expected value restarts a line
 ENOUGH, NEGLIGIBLE = 20, 0.01
-"""Drafts after which it is asked whether the beginning of a draft pays, and the tokens that it must cost."""
+"""The number of drafts before the fixed cost of a draft is considered, and the least fixed cost, in tokens."""
 SURPLUS_MEMORY, LARGEST_SURPLUS = 0.98, 0.3
 """Factor on the weight of earlier observations of a width, and the largest surplus of one, as a share of the line."""
 SURPLUS_PRIOR, SURPLUS_NOISE = 4.0, 0.05
-"""A surplus is believed by half after this many observations, and this many more for each square of the typical error
-over SURPLUS_NOISE of the expected time."""
+"""A surplus is shrunk by half after this many observations, plus this many for each square of the typical error over
+SURPLUS_NOISE of the expected time.
+"""
 NOT_SEEN = 0.0, 0.0
 SLOWDOWN_RATE, LARGEST_SLOWDOWN = 0.3, 4.0
 """Weight of one observation in the logarithm of the slowdown; an observation counts at most as this factor."""
@@ -422,7 +423,7 @@ def features(step: DraftStep) -> tuple[float, float]:
 
 MEMORY = 0.99  # Factor on the lead for each verified token with a match
 MARGIN = 2.0
-"""Nats by which its predictions must have been better: a chance lead seldom is as large, and a real one soon is."""
+"""Nats by which its predictions must have been better: a lead by chance is rarely as large, a real one soon is."""
 
 
 @dataclass(slots=True)

@@ -55,7 +55,9 @@ LONGEST = 16
 MEMORY = 0.75  # Factor on the mean of a length's earlier rounds when one ends
 HIGH, LOW = 0.75, 0.5  # Acceptance from which a longer draft is tried, and below which a shorter one is
 AS_FAST, FAR_SLOWER = 0.97, 0.8
-"""What a tried length must reach of the earlier one's speed to stay, and below what it is given up at once."""
+"""The share of the earlier length's speed that a tried length must reach to stay, and below which it is dropped at
+once.
+"""
 TRIED = 2  # Rounds of a tried length before a decision
 AFTER_SUCCESS, AFTER_FAILURE = 1, 6  # Rounds until the next try
 IN_VAIN = 3  # Rounds in a row without an accepted token after which ``cooldown`` drafts nothing once

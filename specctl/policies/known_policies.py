@@ -38,7 +38,7 @@ def checked_policy(found: object) -> type[Rule]:
         raise ValueError(f"it reads {', '.join(unknown)}, and the signals are {', '.join(SIGNALS)}")
     limit = policy.draft_limit()
     if type(limit) is not int or limit < 0:
-        raise ValueError(f"its draft_limit() is {limit!r}, no number of tokens")
+        raise ValueError(f"its draft_limit() is {limit!r}, not a number of tokens")
     return found
 
 

@@ -39,7 +39,7 @@ ENGINE_RULES: dict[str, type[Rule]] = {
     "calibrated-confidence": CalibratedConfidence,
     "stepped-length": SteppedLength,
 }
-"""Rules of other engines: they are replayed for exports, and cannot be chosen."""
+"""Rules of other engines: they are replayed for exports, and users cannot select them."""
 
 _LONGEST_NUMBER = 20  # Characters of a 64-bit integer
 

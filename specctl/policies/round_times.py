@@ -8,18 +8,20 @@ from specctl.records import Round
 COST_MEMORY, SPEED_MEMORY = 0.95, 0.985
 """Factors on the weight of earlier rounds, in the costs and in the speed, when a round ends."""
 DRAFT_ANCHOR = 1.0
-"""`RunningLine.anchor` of draft times: until lengths have varied, each token is taken to cost the same."""
+"""`RunningLine.anchor` of draft times: until lengths have varied, each token is assumed to cost the same."""
 PRIOR_ROUNDS = 4.0
 PRIOR_DRAFTED, PRIOR_EMITTED = 2, 1.8
 """The speed before the first measurement counts as PRIOR_ROUNDS rounds, each with these numbers of tokens."""
 AT_MOST, MOST_WIDER = 0.15, 0.5
-"""What reading many tokens at once takes at most, as a share of as many draft steps; and what each token more of a pass
-takes at most, as a share of a pass over one."""
+"""The largest cost of reading many tokens at once, as a share of as many draft steps; and of each further token of a
+pass, as a share of a pass over one.
+"""
 CONFIRMED, PLAUSIBLE_STEP = 2, 4.0
-"""Until this many drafts were timed, a step is taken to last at most this many times what `cost_ratio` says."""
+"""Until this many drafts have been timed, a step is assumed to take at most this many times its share by `cost_ratio`.
+"""
 COLDEST = 8.0  # Cold caches after a target-only pass lengthen a draft by at most this factor
 FIRST = 4.0
-"""`RunningLine.restarts` of times that are seldom observed at first, so that a wrong one would stay for long."""
+"""`RunningLine.restarts` of times that are rarely observed at first, so that a wrong one would last long."""
 TRIED = 4  # Until drafts of this many tokens have been timed, each further token costs at most `cost_ratio`
 AT_ONCE = 6  # Lengths that are computed beyond those requested, since a longer draft requests them next
 RISING = 1.02  # The least time of a pass is assumed to rise by this factor between two measurements

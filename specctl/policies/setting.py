@@ -43,7 +43,7 @@ def parse_tree(text: str) -> int:
 
 
 Parallel = bool | Literal["force"]
-"""Whether a draft writes on while the target verifies; ``force`` even where they share a device."""
+"""Whether a draft goes on drafting while the target verifies; ``force`` even where they share a device."""
 
 
 @dataclass(frozen=True, slots=True)

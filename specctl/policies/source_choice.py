@@ -53,18 +53,20 @@ PATIENT = 4  # The length of a copy is searched until the expectation has fallen
 DOUBTFUL = 0.1
 TIMED = 4  # One in this many rounds without a copy is timed: passes change slowly, and learning takes time too
 CAUTION = 0.85
-"""What is expected of a copy counts this much: of lengths that look good by chance more is expected than they bring."""
+"""The factor on a copy's expected value: lengths that look good by chance deliver less."""
 PRICE, SPREAD = 0.1, 3
-"""What a token more of a pass costs in tokens, until passes were timed whose widths differ by SPREAD."""
+"""The cost of a further token of a pass, in tokens, until passes with widths that differ by SPREAD have been timed."""
 BOUNDS = 1, 2, 3, 5, 9
-"""The least match lengths of the classes by which the model's drafts are learned; below them there is no match."""
+"""The smallest match length of each class for which the model's drafts are learned; below the first there is no match.
+"""
 CLASSES = [sum(length >= bound for bound in BOUNDS) for length in range(max(BOUNDS))]
 CLASS_PRIOR = 6.0  # Number of rounds at which a class's own mean weighs as much as that of all classes
 CLASS_MEMORY, FORGOTTEN = 0.95, 0.98
-"""Factors on the weight of a class's rounds with each round more of the class in which the model drafts, and in which
-the lookup does: a model that was of no use there is tried again."""
+"""Factors on the weight of a class's rounds: for each further round of the class in which the model drafts, and in
+which the lookup does, so that a model that failed there is tried again.
+"""
 FIRST_RATE, FIRST_TOKENS = 0.7, 4.0
-"""The acceptance rate of the model's tokens before any is verified, and as how many tokens that counts."""
+"""The prior acceptance rate of the model's tokens, and its weight in tokens."""
 
 
 @dataclass(slots=True)

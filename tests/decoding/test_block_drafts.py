@@ -190,7 +190,7 @@ def test_a_draft_stops_by_its_own_prediction_before_the_token_is_drawn() -> None
 def test_a_draft_that_predicts_nothing_is_a_clear_error(runner: Slot | TableRunner) -> None:
     if isinstance(runner, TableRunner):
         runner.foresees = False
-    with pytest.raises(ProfileError, match="what a draft head predicts of its next token"):
+    with pytest.raises(ProfileError, match="predictions for the next token, and its draft makes none"):
         compose([Stage(runner, ConfidentPrefix())])
     with pytest.raises(ValueError, match="next_accept_prob"):
         ModelDrafter(runner, ConfidentPrefix())

@@ -47,11 +47,12 @@ if TYPE_CHECKING:
 
 PART = 8192  # The longest part of a dot product that is computed at once
 HOTTEST = float(np.finfo(np.float32).max)
-"""The highest temperature that a float32 can hold; any that is nearly as high draws from the uniform distribution."""
+"""The highest temperature in float32; any temperature near it draws from the uniform distribution."""
 UNDERFLOW = np.float32(-200)  # Logits this far below the largest have probability 0 in float32
 SHARES = (32.0, 0.5)
-"""The least weights that are looked at for top-p, in V-th parts of what it leaves out: first large ones alone, which
-are few; the second is less than 1, for rounding."""
+"""The smallest weights considered for top-p, as multiples of the removed share divided by V: first only large ones,
+which are few; the second bound is below 1 to allow for rounding.
+"""
 MOST_BY_ENTROPY = 100
 """Top-h takes the entropy of this many of the likeliest tokens and keeps no others, as transformers does."""
 BLOCK = 64  # The search for the largest numbers starts from the maxima of blocks of this size

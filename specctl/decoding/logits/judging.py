@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from specctl.decoding.sampling import Sampling
 
 TOGETHER = 1 << 18
-"""The most probabilities that one call makes on the host: more leave the processor's cache before they are read."""
+"""The most probabilities that one call computes on the host: more would leave the processor's cache before they are
+read.
+"""
 Judged = tuple[Verdict, Numbers | None]
 """A verdict, and the verifier's distributions ``(K + 1, V)`` it was drawn from; None when greedy."""
 

@@ -309,7 +309,7 @@ def _require_equal(
 
 
 LONG_RUN = 2_000
-"""Exporting a small model, which takes as long as some hundred to a thousand tokens do, pays from this many on."""
+"""Exporting a small model takes the time of some hundred to a thousand tokens, and pays from this many on."""
 
 
 def may_be_faster(model: "PreTrainedModel", where: Where) -> bool:

@@ -47,7 +47,7 @@ def packed_graph(path: Path, rows: int | None) -> bytes:
 
 
 Made = tuple[list[ir.Node], list[ir.Value], list[ir.Value]]
-"""Nodes in place of one of attention, the last of which gives its result, and the caches that they read and give."""
+"""The nodes that replace an attention node, the last one with its result, and the caches that they read and return."""
 
 
 class _Apart:

@@ -28,14 +28,15 @@ if TYPE_CHECKING:
 CAPACITY = 256  # Initial capacity in tokens; the buffers double when full
 PIECE = 512  # Prompt tokens in one pass, limited so that attention's scratch memory stays small
 BOUND_WIDTH = 64
-"""Passes over one sequence that are at most this wide keep their inputs bound for the next of the same kind."""
+"""Passes over one sequence up to this width keep their inputs bound for the next one of the same kind."""
 SMALL = 64 << 20
-"""Bytes of a graph with its weights up to which several of it are opened, each with weights of its own, for passes over
-fewer sequences and for those that compute signals."""
+"""The largest graph, with weights, in bytes, to be opened several times, for passes over fewer sequences and for
+signals. Each has its own weights.
+"""
 SIGNALS_WORTH = 100  # Passes that wanted signals before a graph that computes them is opened
 FILLER = 0  # Read by sequences with nothing to read, after their cached tokens; their next token overwrites it
 SIZES, SIZE_WORTH = (4, 8), 128
-"""Numbers of sequences for which a graph of their own is opened after this number of passes that could have used it."""
+"""A graph for this number of sequences is opened after this number of passes that could have used it."""
 LATELY = 16  # Passes without tokens after which a sequence counts as an empty slot
 MOST_BOUND = 64  # How many choices of sequences, and kinds of passes over each choice, stay bound
 MOST_KINDS = 256  # How many kinds of passes over one sequence stay bound
@@ -44,7 +45,7 @@ NARROWEST = 2
 otherwise than several. Measured on the embedded target, its logits differ by 0.015 (8 bits) and 0.023 (4 bits) of their
 spread. Passes of two and more agreed bit for bit."""
 ONE_THREAD = 16 << 20
-"""Bytes of weights up to which a model runs with one thread: its passes are over before others have their part."""
+"""Models up to this size in bytes run with one thread: their passes are over before other threads have started."""
 WIDEST = 8  # A sequence with more tokens than this reads a prompt, and the ways of its pass are not compared
 RISING = 1.02  # The least time of a pass is assumed to rise by this factor between two measurements
 AGAIN = 128  # One in this many decisions takes the seemingly slower way, to time it again

@@ -243,8 +243,7 @@ def _turned_back(by_token: ir.Value) -> ir.Value:
 TREES = 10  # Index of the attention node's input that only graphs for trees have
 MULTIPLE = 16  # onnxruntime rotates heads if their size, and the size of the rotated part, is a multiple of this
 PositionTable = Callable[[ir.Value], "np.ndarray | None"]
-"""The values ``(C, ...)`` that something computed from the positions alone takes at each of them; None if it
-reads more."""
+"""The values ``(C, ...)`` at each position, of a value computed from positions alone; None for others."""
 Tables = dict[tuple[str | None, str | None], tuple[ir.Value, ir.Value] | None]
 """The tables of cosines and sines ``(C, R/2)`` by the names of what they replace; None where there are none."""
 

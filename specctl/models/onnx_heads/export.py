@@ -133,7 +133,7 @@ class _OfHead(nn.Module, Generic[Head]):
 
 
 SEEN = torch.ones(1, 1, 1, 1, dtype=torch.bool)
-"""A GliDe head's tokens see all that they can: attention that appends hides what comes after them."""
+"""A GliDe head's tokens see everything; the appending attention hides later tokens."""
 
 
 class _ChainPass(_OfHead[ChainHead]):

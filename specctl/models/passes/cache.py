@@ -18,9 +18,9 @@ from specctl.models.passes.tree_sight import gather_path
 
 SPARE = 256
 STEP = 512
-"""Buffers that grow hold a multiple of this many tokens, so that the steps between their rows take few values."""
+"""Buffer sizes are multiples of this many tokens, so that the strides between rows take few values."""
 CACHE_ARGUMENTS = ("cache", "past_key_values", "cache_params", "layer_past")
-"""What models and layers call the cache that they are given, the newest name first."""
+"""The names of the cache argument of models and layers, the newest first."""
 CANNOT_GO_BACK = {
     "blt": "it divides the whole text into patches again in every pass",
     "cpmant": "it numbers positions from the whole text in every pass",

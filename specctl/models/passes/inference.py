@@ -74,7 +74,7 @@ class _Host(str):
 
 
 HOST = cast("torch.device", _Host("cpu"))
-"""What equals ``torch.device("cpu")`` and stands for it where torch has not been imported."""
+"""Equal to ``torch.device("cpu")``, and stands for it where torch has not been imported."""
 
 WITHOUT_FLOAT64 = frozenset({"mps"})  # Kinds of devices without float64; some of Intel's have it
 

@@ -16,7 +16,7 @@ USUAL = "sdpa"  # transformers' name for torch's scaled dot-product attention
 GROUPED = "specctl_grouped"  # The name of `cuda_kernels.grouped` in transformers
 WITH_MASKS = (USUAL, GROUPED)  # Attentions that accept a precomputed mask ``(1, 1, T, S)``
 ALIGNMENT = 8
-"""CUDA's attention takes masks whose rows begin at multiples of this many numbers, and copies others in every layer."""
+"""CUDA's attention reads masks with rows aligned to this many numbers, and copies others in every layer."""
 
 
 def aligned(slots: int) -> int:

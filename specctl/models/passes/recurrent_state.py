@@ -15,8 +15,9 @@ from specctl.models.passes.weights import device_of
 
 KEPT = 3
 SPACING = 32
-"""The newest saved state serves a rollback to the start of a round, the `KEPT` - 1 older ones, at least this many
-tokens apart, one to the start of a hierarchy's block, which is some rounds back."""
+"""The newest saved state serves a rollback to the start of a round. The `KEPT` - 1 older ones, at least this many
+tokens apart, serve a rollback to the start of a hierarchy's block, some rounds back.
+"""
 
 TESTED = frozenset(
     {

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 REREADING = frozenset({"phi3", "phi4_multimodal", "phimoe"})
-"""Families, by ``model_type``, whose `prepare_inputs_for_generation` drops the cache when the text grows longer than
-``original_max_position_embeddings``, so that the whole text is read again."""
+"""Families, by ``model_type``, that reread the text: their `prepare_inputs_for_generation` drops the cache when the
+text grows longer than ``original_max_position_embeddings``.
+"""
 
 
 class Rotation:

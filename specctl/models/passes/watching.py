@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 States = Mapping[int, Any]
-"""``(T, D)`` for each layer watched: i is the input of decoder layer i, -1 the last state after the final norm.
-
-They are arrays of numpy where logits are too, which the runner's next pass may overwrite; else tensors."""
+"""``(T, D)`` for each watched layer: i is the input of decoder layer i, -1 the last state after the final norm. They
+are numpy arrays where logits are, and the runner's next pass may overwrite those; else tensors.
+"""
 LAST = -1
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import torch
 
 FEATURES = TOP_PROBS + 2
-"""What it reads: the largest probabilities, the entropy, and the number of the token in its round."""
+"""The number of inputs: the largest probabilities, the entropy, and the token's index in its round."""
 _STEEPEST = 60.0  # Clamp for logits, beyond which the sigmoid is 1 or 0 anyway
 
 

@@ -10,16 +10,17 @@ if TYPE_CHECKING:
 
 ENDLESS = 1 << 31  # The context of a model without a limit
 NAMES = ("max_position_embeddings", "max_seq_len", "max_target_positions", "n_positions")
-"""What configurations call it, besides the names that transformers' ``attribute_map`` gives to the first."""
+"""The names of the limit in configurations, besides those that transformers' ``attribute_map`` maps to the first."""
 TABLES = frozenset({"embed_positions", "position_embeddings", "positions_embed", "wpe"})
-"""What models call the embedding of a token's place in the text."""
+"""The names of models' position embeddings."""
 
 WHOLE = ("llama3", "longrope", "su")
-"""Rotations of models whose ``max_position_embeddings`` is the extended context already, as vLLM has it."""
+"""Kinds of rotation with ``max_position_embeddings`` already extended, as in vLLM."""
 
 WORTH_KEEPING = 32
-"""Tokens that two texts must share before the second is read from where they differ. A first token or two that all
-prompts have save nothing, and would make the rounding of each text depend on the one before."""
+"""The shortest common prefix that is reused. One or two first tokens that all prompts share save nothing, and would
+make the rounding of each text depend on the one before.
+"""
 
 
 def context_length(model: "PreTrainedModel | PreTrainedConfig") -> int | None:

@@ -25,8 +25,9 @@ from specctl.models.running.context import ENDLESS, context_length
 from specctl.models.running.passes import Passes, Request
 
 REREAD = 16
-"""The most accepted tokens that a model with a recurrent state reads again together with a draft; more of them go
-through a pass of their own, after which the state is saved."""
+"""The most accepted tokens that a model with a recurrent state rereads together with a draft. More of them are read by
+a separate pass, after which the state is saved.
+"""
 
 
 class EagerPasses(Passes):

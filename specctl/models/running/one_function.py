@@ -121,8 +121,9 @@ def width_fault(model: "PreTrainedModel", vocabulary: int) -> str | None:
 
 
 PROMPT, LENGTH = 6, 16
-"""Tokens of the text's first pass over a cache, and of the whole text: more than the windows of no real model, few
-enough that the check takes about as long as three words do."""
+"""Tokens of the text's first pass over a cache, and of the whole text: more than no real model's window, and few enough
+that the check is fast.
+"""
 # The number of different ids in the text: some models break ties between equal tokens by the other tokens of a pass.
 DIFFERENT = 4
 FACTOR = {torch.float32: 32.0, torch.float64: 32.0}

@@ -90,7 +90,7 @@ class Request(NamedTuple):
 
 FACTS = tuple(Facts.__annotations__)  # The names of all `Facts`
 SHARED = ("context", "device", "runs_model", "verifies", "threads", "draft_vocabulary", "no_trees")
-"""What passes over several sequences have in common with those over one."""
+"""Facts that passes over several sequences share with those over one."""
 
 
 class Passes(Facts, ABC):

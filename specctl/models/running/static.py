@@ -173,15 +173,19 @@ class StaticPasses(FixedBufferNetwork, Passes):
 
 
 WIDE = 16
-"""Sequences with more tokens than that in a pass have one of their own: padding all others to as many would cost more
-than it saves."""
+"""A sequence with more tokens than this in a pass gets a separate one: padding all others would cost more than it
+saves.
+"""
 TOGETHER = 1024
-"""On CUDA such sequences share a pass while it is over at most this many slots, padding counted: with few tokens the
-device waits for the launches, which take as long whatever their sizes; caches of long texts would be copied."""
+"""On CUDA such sequences share a pass over at most this many slots, with padding. With few tokens the device waits for
+launches, which take as long for any size; beyond that, the caches of long texts would be copied.
+"""
 
 
 BatchOutputs = tuple[torch.Tensor, dict[int, torch.Tensor] | None, torch.Tensor | None]
-"""Of a pass: logits ``(n, keep, V)``; by layer the states ``(n, W, D)`` that are watched; the last ones, if wanted."""
+"""The results of a pass: logits ``(n, keep, V)``; the watched states ``(n, W, D)`` by layer; the last states, if
+wanted.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -207,8 +207,7 @@ RULES: dict[str, Any] = {
     "remove_invalid_values": False,
     "suppress_tokens": [],
 }
-"""Those that are followed, in the order in which transformers applies them, each with the value that means nothing
-besides None."""
+"""The supported rules in transformers' order, each with the value that, like None, has no effect."""
 
 REFUSED: dict[str, tuple[Any, str]] = {
     "num_beams": (1, "beams follow several texts at once"),
@@ -221,7 +220,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "exponential_decay_length_penalty": (None, "it depends on where the prompt ends"),
     "begin_suppress_tokens": ([], "it depends on where the prompt ends"),
 }
-"""Settings that change the text and are not supported, each with the value that means nothing, and why."""
+"""Unsupported settings that change the text, each with the value that has no effect, and the reason."""
 
 
 def rules_in(settings: object) -> dict[str, Any]:

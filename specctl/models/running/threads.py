@@ -25,10 +25,12 @@ CONTEXT, WIDTH = 16, 6  # Cached tokens during the timing, and tokens in the pas
 ENOUGH = 0.05  # Seconds of timing per number of threads that are enough
 PATIENCE = 1.5  # Total seconds of timing after which no further measurement starts
 LARGE = 1 << 30
-"""Bytes of weights from which trying takes too long, and every free core helps: reading them is what takes the time."""
+"""From this many bytes of weights on, a trial takes too long. Every free core helps then, since reading the weights
+takes the time.
+"""
 FEW = 4  # A number of threads to try where there are more cores: small models gain from a few, but not from many
 GAIN = 0.95
-"""More threads must take at most this share of the time, since they suffer more from whatever else starts to run."""
+"""More threads must take at most this share of the time, since they suffer more from other programs."""
 
 
 def threads_of(runner: Slot) -> int:

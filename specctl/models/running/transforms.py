@@ -149,7 +149,7 @@ class CheckedPasses(Transform):
     def __init__(self, inner: Slot, fresh: Callable[[], Slot], name: str) -> None:
         super().__init__(inner)
         self.difference: float | None = None
-        """What was found, as a share of the logits' standard deviation; None before the check."""
+        """The measured difference, as a share of the logits' standard deviation; None before the check."""
         self._fresh, self._name = fresh, name
         self._text: list[int] = []
         self._first = 0  # tokens of the text's first pass, which reads the prompt

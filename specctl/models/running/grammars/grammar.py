@@ -263,7 +263,7 @@ class Grammars:
             if answer is not None:
                 break
         else:
-            raise RecordError("worker_died", "the process that compiles grammars ended over this one")
+            raise RecordError("worker_died", "the process that compiles grammars died over this one")
         if "error" in answer:
             refused = RecordError(INVALID, answer["error"])
             self._keep(source, refused)

@@ -16,20 +16,20 @@ ONE = frozenset({
     "additionalItems", "additionalProperties", "contains", "contentSchema", "else", "if", "items", "not",
     "propertyNames", "then", "unevaluatedItems", "unevaluatedProperties",
 })  # fmt: skip
-"""Keywords whose value is a schema."""
+"""Keywords with a schema as their value."""
 LISTED = frozenset({"allOf", "anyOf", "items", "oneOf", "prefixItems"})  # Keywords whose value is a list of schemas
 NAMED = frozenset({"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"})
-"""Keywords whose value is an object of schemas."""
+"""Keywords with an object of schemas as their value."""
 COUNTS = frozenset({
     "maxContains", "maxItems", "maxLength", "maxProperties", "minContains", "minItems", "minLength", "minProperties",
 })  # fmt: skip
-"""Keywords whose value is a count, which JSON Schema lets be written as 2.0."""
+"""Keywords with a count as their value; JSON Schema also allows it as 2.0."""
 LIBRARY_KEYS = frozenset({"x-guidance"})  # Keys by which a schema could change how llguidance reads it
 FREE_FORMATS = frozenset({"binary", "password"})  # OpenAPI formats that every string satisfies
 OLD_DRAFTS = ("draft-03", "draft-04", "draft-06", "draft-07")  # Drafts that ignore everything next to a ``$ref``
 FIRST_DRAFTS = ("draft-03", "draft-04")  # Drafts with ``id`` for a schema's address
 LATEST = r"https?://json-schema\.org/schema#?"
-"""The address of no draft, which stands for the latest one."""
+"""An address without a draft, which stands for the latest one."""
 DRAFT_7 = "http://json-schema.org/draft-07/schema#"
 
 _YEAR = "(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
@@ -41,7 +41,7 @@ _DATE = (
 _ZONE = "(?:[Zz]|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
 _TIME = f"(?:(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:[.][0-9]+)?{_ZONE}|23:59:60(?:[.][0-9]+)?(?:[Zz]|[+-]00:00))"
 FORMATS = {"date": f"^{_DATE}$", "time": f"^{_TIME}$", "date-time": f"^{_DATE}[Tt]{_TIME}$"}
-"""What strings of a format match: days that there are, and leap seconds only where UTC has them."""
+"""The patterns of string formats: only existing days, and leap seconds only where UTC has them."""
 _NO_BREAK = r"[^\n\r\u2028\u2029]"
 _SPACES = r"\t\n\x0b\x0c\r \u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\ufeff"
 _FLAGS = re.compile(r"\(\?[a-zA-Z-]")
@@ -174,7 +174,7 @@ _NOTHING: Mapping[str, Callable[[dict[str, Any]], bool]] = {
     "else": lambda schema: "if" not in schema or _any(schema["else"]),
     "format": lambda schema: isinstance(schema["format"], str) and schema["format"] in FREE_FORMATS,
 }
-"""Keywords that may ask for nothing, with the test whether they do; each is asked once those before it are judged."""
+"""Keywords that may have no effect, with a test for that; they are tested in this order."""
 
 
 def _require_exact(key: str, value: Any) -> None:
@@ -222,11 +222,13 @@ WRITTEN: Any = {
     "lenient": False,
     "coerce_one_of": False,
 }
-"""JSON is written as Python's json module does: where blanks are free, a model may write nothing else for ever.
-What llguidance does not know is an error."""
+"""JSON is written as by Python's json module: with free whitespace a model may never write anything else. Keywords
+unknown to llguidance are errors.
+"""
 STATES = 50_000
-"""Most states of the automaton that a grammar makes while a text is written; llguidance's own limit is five times that.
-Each takes a kilobyte or two, and one token may need many, for which all texts of a batch wait."""
+"""The most automaton states of a grammar during a text; llguidance's own limit is five times that. Each takes one or
+two kilobytes. A single token may need many, while all texts of a batch wait.
+"""
 
 
 @dataclass(frozen=True, slots=True)

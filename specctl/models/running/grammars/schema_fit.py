@@ -208,4 +208,4 @@ _FORMATS: dict[str, tuple[Callable[[object], bool], Any]] = {
     "ipv6": (_strings(_readable(IPv6Address)), ValueError),
     "uuid": (_strings(_readable(UUID)), ValueError),
 }
-"""Formats that are judged again; dates and times are patterns of the schema by then."""
+"""Formats that are checked again; dates and times are patterns of the schema by then."""

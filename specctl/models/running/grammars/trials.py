@@ -28,7 +28,7 @@ NICE = (0, 10, 19)  # The niceness of each try
 MEMORY = 512 << 20  # Bytes that compiling may add
 OUT_OF_MEMORY = 9
 _SENT = frozenset({signal.SIGABRT, signal.SIGKILL, signal.SIGBUS})
-"""Signals that end a process which gets no memory, from the library or the system."""
+"""Signals that kill a process out of memory, from the library or the system."""
 
 Answer = dict[str, Any]
 Maker = Callable[[Mapping[str, str]], Answer]
