@@ -1,4 +1,4 @@
-"""Profile files: where they are found, what they hold, and the line of each key."""
+"""Profile files: search, contents, and the line of each key."""
 
 import os
 import re
@@ -25,7 +25,7 @@ def packaged_directory() -> Path:
 
 
 def user_directory(environ: Mapping[str, str] = os.environ) -> Path:
-    """Where a user's own profiles are kept."""
+    """The folder of a user's own profiles."""
     config = environ.get("XDG_CONFIG_HOME")
     return (Path(config) if config else Path.home() / ".config") / "specctl" / "profiles"
 
@@ -36,7 +36,7 @@ def directories(environ: Mapping[str, str] = os.environ) -> list[Path]:
 
 
 def found_here(path: Path, environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether a file is in ./profiles, which may be anyone's, and not in the user's or the program's own folder."""
+    """Whether a file is in ./profiles, which may belong to anyone, and not in the user's or the program's folder."""
     return _same(path.parent, HERE) and not owned(path, environ)
 
 
@@ -46,7 +46,7 @@ def owned(path: Path, environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def shadowed(path: Path, environ: Mapping[str, str] = os.environ) -> Path | None:
-    """The user's own or packaged profile that a file in ./profiles hides, if it hides one with other contents."""
+    """The user's or packaged profile that a file in ./profiles hides, if its contents differ."""
     if not found_here(path, environ):
         return None
     others = (directory / path.name for directory in directories(environ)[1:])
@@ -76,7 +76,7 @@ def find(name: str, environ: Mapping[str, str] = os.environ, *, extended_by: Pat
         name: see above.
         environ: environment variables; XDG_CONFIG_HOME sets the user's config directory.
         extended_by: the profile file that extends ``name``. Its directory is searched first, and relative paths start
-            there. The file never extends itself, so a profile may extend another profile of the same name.
+            there. A file never extends itself, so it may extend another profile of the same name.
 
     Raises:
         ProfileError: there is no such file; the message suggests the nearest known profile.
@@ -148,7 +148,7 @@ _ASSIGNMENT = re.compile(rf"\s*({_KEY})\s*=")
 _SYNTAX_PLACE = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")
 
 
-_DEEPEST = 20  # The most levels of nested tables in a profile; a hierarchy has one for each draft
+_DEEPEST = 20  # The most levels of nested tables in a profile; a hierarchy has one per draft
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +157,7 @@ class Document:
 
     path: Path  # the file
     table: dict[str, Any]  # its contents
-    # line numbers, from 1, of the keys and tables that start a line; keys inside inline tables have none
+    # line numbers, from 1, of keys and tables that start a line; keys inside inline tables have none
     lines: dict[Key, int]
 
     def place(self, key: Key) -> str:
@@ -174,7 +174,7 @@ def read(path: Path) -> Document:
     Raises ProfileError where it cannot be read, is not TOML, or was written for another version of this program.
     """
     try:
-        if not path.is_file():  # reading a pipe would wait for its writer
+        if not path.is_file():  # reading a pipe could block
             raise ProfileError(f"{display(path)}: is not a file")
         text = path.read_text(encoding="utf-8")
         table = tomllib.loads(text)
@@ -186,7 +186,7 @@ def read(path: Path) -> Document:
         raise ProfileError(_syntax_message(path, text, str(error))) from error
     except RecursionError as error:
         raise _nested(path) from error
-    except ValueError as error:  # such as a number of thousands of digits
+    except ValueError as error:  # such as a number with thousands of digits
         raise ProfileError(f"{display(path)}: {brief(str(error))}") from error
     if too_deep(table, _DEEPEST):
         raise _nested(path)

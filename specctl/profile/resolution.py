@@ -1,4 +1,4 @@
-"""From a profile name and overrides to a checked profile, with the origin of every value."""
+"""Resolves a profile name and overrides to a checked profile, with the origin of every value."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -29,9 +29,9 @@ from specctl.profile.validation import check_policy, validate
 from specctl.profile.wording import Key, brief, dotted, shown
 
 _WHOLE_VALUES = {"device", "max_memory", "provenance", "batch_policies", "json_schema", "logit_bias"}
-"""Tables that are replaced as a whole, because for example two halves of different device maps make no valid map."""
+"""Tables replaced as a whole: for example, a mix of two device maps is not a valid map."""
 OF_ONE_MODEL = ("head", "revision", "adapter", "trust_remote_code")
-"""Keys about one checkpoint: they are dropped when a later layer names another model."""
+"""Keys about one checkpoint, dropped when a later layer names another model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +52,13 @@ class Layers:
     def lay(self, layer: Layer) -> None:
         """Merge a layer on top, table by table.
 
-        A policy table that names another policy replaces the earlier one. A table that names another model drops what
-        was said about the earlier one: its kind, head, revision and adapter, and the permission to run its code.
+        A policy table that names another policy replaces the earlier one. A table that names another model drops the
+        earlier model's kind, head, revision and adapter, and the permission to run its code.
         """
         self._merge(self.table, _with_lookups(layer.table), (), layer.place)
 
     def copy(self) -> "Layers":
-        """The values so far, which later layers leave as they are."""
+        """A copy of the values so far, which later layers do not change."""
         return Layers(deepcopy(self.table), dict(self.origins))
 
     def drop(self, key: Key) -> None:
@@ -71,18 +71,18 @@ class Layers:
         self._forget(key)
 
     def origin(self, key: Key) -> str | None:
-        """Where a key came from, else the nearest table that contains it."""
+        """The origin of a key, else of the nearest table that contains it."""
         return next((self.origins[key[:n]] for n in range(len(key), 0, -1) if key[:n] in self.origins), None)
 
     def _merge(self, below: dict[str, Any], above: dict[str, Any], at: Key, place: Callable[[Key], str]) -> None:
         gone: list[str] = []
-        if "model" in above and "lookup" not in above:  # a model that is named alone drafts alone
+        if "model" in above and "lookup" not in above:  # a model named alone drafts without a lookup
             gone += ("lookup", "earlier")
         if above.get("model", below.get("model")) != below.get("model"):
             gone += ("kind", *OF_ONE_MODEL)
-        if any(name in above for name in GRAMMARS):  # a text follows one of them
+        if any(name in above for name in GRAMMARS):  # a text follows only one grammar
             gone += (name for name in GRAMMARS if name not in above)
-        if _names_a_policy(above) and "batch_policies" not in above:  # what fits several texts was chosen with another
+        if _names_a_policy(above) and "batch_policies" not in above:  # they were chosen with another policy
             gone.append("batch_policies")
         for name in gone:
             below.pop(name, None)
@@ -108,8 +108,9 @@ class Layers:
 
 
 def _with_lookups(table: dict[str, Any]) -> dict[str, Any]:
-    """The table with the model name of each draft that is a lookup by its kind, so that it replaces a model below; and
-    of each chain with a lookup."""
+    """The table with explicit model names for drafts that are lookups by kind, so that they replace earlier models, and
+    for chains with a lookup.
+    """
     draft = table.get("draft")
     if not isinstance(draft, dict):
         return table
@@ -118,7 +119,7 @@ def _with_lookups(table: dict[str, Any]) -> dict[str, Any]:
 
 
 def _names_a_policy(draft: dict[str, Any]) -> bool:
-    """Whether a draft table says which policy stops it; a table of settings alone changes the one below."""
+    """Whether a draft table names a policy; a table of settings alone changes the earlier policy."""
     policy = draft.get("policy")
     return "name" in policy if isinstance(policy, dict) else policy is not None
 
@@ -132,9 +133,10 @@ def _replaces(name: str, above: dict[str, Any], below: dict[str, Any]) -> bool:
 ENVIRONMENT_PREFIX = "SPECCTL_"
 _NOT_KEYS = {"SPECCTL_PROFILE", "SPECCTL_DEBUG", "SPECCTL_API_KEY"}
 PAIR_POLICY = "cost-optimal"
-"""The policy of a pair without a profile: it has no threshold to tune, and drafts almost nothing where drafting does
-not pay."""
-MODEL_FLAGS = {"target.model": "--target", "draft.model": "--draft"}  # The flags that name a model, by its key
+"""The policy of a pair without a profile. It has no threshold to tune, and drafts almost nothing if drafting does not
+pay.
+"""
+MODEL_FLAGS = {"target.model": "--target", "draft.model": "--draft"}  # The flags that name a model, by key
 
 
 def environment_layer(environ: Mapping[str, str]) -> Layer:
@@ -167,7 +169,7 @@ def set_layer(overrides: Sequence[str], place: str = "--set") -> Layer:
 def pair_name(flags: Mapping[str, Any], environ: Mapping[str, str]) -> str | None:
     """The flags that name a pair, for messages; None if they name no target.
 
-    A lookup goes with every target: without a target and a profile of the environment it is used with `EMBEDDED`.
+    A lookup fits every target: without a target or a profile in the environment, it is used with `EMBEDDED`.
     """
     alone = flags.get("draft.model") == LOOKUP and not environ.get("SPECCTL_PROFILE")
     if flags.get("target.model") is None and not alone:
@@ -176,13 +178,13 @@ def pair_name(flags: Mapping[str, Any], environ: Mapping[str, str]) -> str | Non
 
 
 def pair_layer(flags: Mapping[str, Any]) -> Layer:
-    """What a profile for the pair of ``--target`` and ``--draft`` would say besides its models."""
+    """A profile's values, besides the models, for the pair of ``--target`` and ``--draft``."""
     draft = flags.get("draft.model")
     table: dict[str, Any] = {} if draft is None else {"draft": {"policy": pair_policy(draft)}}
     if flags.get("target.model") is None:
         table["target"] = {"model": f"{EMBEDDED}target"}
     if str(flags.get("target.model") or EMBEDDED).startswith(EMBEDDED):
-        table["prompt"] = {"chat": False}  # as in the profiles of the embedded models, which continue stories
+        table["prompt"] = {"chat": False}  # as in the profiles of the embedded models, which are trained on stories
     return Layer(table, lambda _: "default")
 
 
@@ -223,17 +225,17 @@ def _layer(entries: Iterable[tuple[Key, Any, str]]) -> Layer:
 
 
 def replaced_models(files: Layers, merged: Layers) -> list[Key]:
-    """The tables whose model an override replaces: ``files`` are the profile's files alone, ``merged`` has the
-    overrides too.
+    """The tables whose model an override replaces: ``files`` has the profile's files only, ``merged`` also the
+    overrides.
     """
     now = dict(_models(merged.table))
     return [key for key, table in _models(files.table) if key in now and now[key]["model"] != table["model"]]
 
 
 def drop_template(before: Layers, merged: Layers) -> None:
-    """Forget the chat template setting of a target that a later layer replaces, so that the rule decides again.
+    """Drop the chat template setting of a replaced target, so that the default rule applies again.
 
-    What is said about one embedded model is true of all.
+    A setting for one embedded model is valid for all of them.
     """
     key = ("prompt", "chat")
     if ("target",) not in replaced_models(before, merged):
@@ -244,7 +246,7 @@ def drop_template(before: Layers, merged: Layers) -> None:
 
 
 def outdated(files: Layers, merged: Layers) -> list[str]:
-    """A sentence for each value in the files that was meant for a replaced model; arguments: see `replaced_models`."""
+    """A sentence about each value in the files for a replaced model; for the arguments see `replaced_models`."""
     replaced = replaced_models(files, merged)
     old = dict(_models(files.table))
     sentences = []
@@ -276,7 +278,7 @@ def _models(table: Mapping[str, Any]) -> Iterator[tuple[Key, dict[str, Any]]]:
 
 
 def _kept_settings(files: Layers, merged: Layers) -> Iterator[Key]:
-    """The policy tables of which a setting still comes from a file."""
+    """The policy tables with a setting that still comes from a file."""
     for key, _ in _models(merged.table):
         policy = (*key, "policy")
         settings = [other for other in files.origins if other[:-1] == policy and other[-1] != "name"]
@@ -301,18 +303,16 @@ class ResolvedProfile:
     # sentences about values in the files that were meant for a model that an override replaces
     outdated: tuple[str, ...] = ()
     files: tuple[Path, ...] = ()  # the profile file and those it extends
-    notes: tuple[str, ...] = ()  # what a user should know about where the files were found
+    notes: tuple[str, ...] = ()  # notices about the files' locations
 
     def unused(self, first: Profile) -> list[str]:
-        """The dotted keys of its non-default values that differ from the profile that decides for several."""
+        """The dotted keys of its non-default values that the deciding profile overrides."""
         own, used = (profile.model_dump(exclude=APART) for profile in (self.profile, first))
         differing = (dotted(key) for key in _leaves(own) if _at(own, key) != _at(used, key))
         return [key for key in differing if self.origins.get(key, BY_DEFAULT) != BY_DEFAULT]
 
     def under(self, first: Profile, flag: str) -> "ResolvedProfile":
-        """The profile in a run that ``first`` decides: its drafts and their policies are its own. ``flag`` named
-        ``first``.
-        """
+        """The profile with the values of ``first``, except its own drafts and policies; ``flag`` named ``first``."""
         own, used = (profile.model_dump(exclude=APART) for profile in (self.profile, first))
         others = {dotted(key): f"flag {flag}" for key in _leaves(used) if _at(own, key) != _at(used, key)}
         profile = first.model_copy(update={key: getattr(self.profile, key) for key in APART})
@@ -321,7 +321,7 @@ class ResolvedProfile:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A file of a profile; ``by_itself`` if no one named its place and it is not the user's or the program's own."""
+    """A profile's file; ``by_itself`` if it was found by name and is not the user's or the program's own."""
 
     document: Document
     by_itself: bool
@@ -338,9 +338,9 @@ def resolve(
 ) -> ResolvedProfile:
     """Find a profile, apply the overrides and check the result.
 
-    Flags win over ``--set``, ``--set`` over the environment, and the environment over the file. Where an override names
-    another model, what the file says about that checkpoint alone is left out; what ``--set`` or the environment say
-    about the model that a flag names stays.
+    Flags win over ``--set``, ``--set`` over the environment, and the environment over the file. If an override names
+    another model, the file's keys about the old checkpoint are dropped. Values of ``--set`` or the environment about a
+    flag's model stay.
 
     Args:
         name: a name or a path. By default flags that name a target, or a lookup alone, are the whole pair; without them
@@ -366,7 +366,7 @@ def resolve(
         name = name or environ.get("SPECCTL_PROFILE") or _default(flags)
         chain = list(_chain(source, is_path(name), environ))
     for document in (found.document for found in reversed(chain)):
-        layers.drop(("provenance",))  # describes one file, not the files that extend it
+        layers.drop(("provenance",))  # describes one file only, not those that extend it
         table = {key: value for key, value in document.table.items() if key != "extends"}
         below = layers.copy()
         layers.lay(Layer(table, document.place))
@@ -377,7 +377,7 @@ def resolve(
     above = [flag_layer(models), environment_layer(environ), set_layer(overrides), flag_layer(others)]
     for layer in above:
         layers.lay(layer)
-        for key, model in models.items():  # only another model drops what this call says of one
+        for key, model in models.items():  # only another model drops this call's keys about a model
             if model is not None and _at(layers.table, tuple(key.split("."))) != model:
                 layers.lay(flag_layer({key: model}))
     if replaced_models(files, layers):
@@ -385,7 +385,7 @@ def resolve(
         drop_template(files, layers)
     left_out = outdated(files, layers)
     if pair is not None and _undrafted(layers.table.get("draft")):
-        layers.drop(("draft",))  # what --target alone is, said in another way
+        layers.drop(("draft",))  # the same as --target alone
     place = name if source is None else display(source)
     try:
         profile = validate(layers.table, lambda key: layers.origin(key) or place, f"profile '{name}'")
@@ -405,13 +405,13 @@ def resolve(
 
 
 def _undrafted(draft: Any) -> bool:
-    """Whether a draft's table says that there is none: no model, and the policy ``none``."""
+    """Whether a draft's table disables drafting: no model, and the policy ``none``."""
     policy = draft.get("policy") if isinstance(draft, dict) and set(draft) == {"policy"} else None
     return isinstance(policy, dict) and policy.get("name") == NONE.policy
 
 
 def _default(flags: Mapping[str, Any]) -> str:
-    """The profile used without a name; raises ProfileError for a draft that no target was named for."""
+    """The profile used without a name; raises ProfileError for a draft without a target."""
     if flags.get("draft.model") is not None:
         raise ProfileError("--draft names a draft without a target", "Add --target MODEL, or --profile NAME.")
     return DEFAULT_PROFILE
@@ -440,7 +440,7 @@ def parse_policy(text: str, place: str = "--policy") -> dict[str, Any]:
 
 
 def _require_trust(layers: Layers, overrides: Sequence[Layer], chain: Sequence[_Found]) -> None:
-    """Refuse to run a checkpoint's own code for a profile that was found in a folder that may be anyone's."""
+    """Reject a profile from ./profiles, found by name, that would run a checkpoint's own code."""
     stranger = next((found.document for found in chain if found.by_itself), None)
     model: Key = ("target",)
     while stranger is not None and _at(layers.table, model) is not None:

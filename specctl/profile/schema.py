@@ -78,18 +78,18 @@ Token = Annotated[str, Field(pattern="^[0-9]{1,9}$")]
 Repetition = Annotated[float, Field(ge=0.01, le=10)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Bias = Annotated[float, Field(ge=-100, le=100)]  # Added to logits, with OpenAI's bounds of the last two
-MOST_LOGPROBS = 20  # The most ids whose log-probabilities a result has at each token
+MOST_LOGPROBS = 20  # The most log-probabilities reported per token
 FILTERS = ("top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "top_h")
-"""The keys of a sampling table that say which tokens may be drawn, by their probabilities."""
+"""The sampling keys that filter tokens by their probabilities."""
 ABOUT_PROMPTS = ("encoder_repetition_penalty", "encoder_no_repeat_ngram_size")
-"""Rules of a sampling table that depend only on the prompt; generation_config.json may have them too."""
+"""Sampling rules that depend only on the prompt; generation_config.json may have them too."""
 PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", *ABOUT_PROMPTS)
-"""The keys of a sampling table that make tokens more or less likely, by what the text has."""
-GRAMMARS = ("json_schema", "regex", "grammar")  # The keys of a sampling table that say which texts there may be
+"""The sampling keys that change tokens' probabilities depending on the text."""
+GRAMMARS = ("json_schema", "regex", "grammar")  # The sampling keys that constrain the text's format
 
 
 def with_one_grammar(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values for a sampling table; a grammar among them replaces one of another kind."""
+    """Values for a sampling table; a grammar replaces one of another kind."""
     return {**(dict.fromkeys(GRAMMARS) if values.keys() & {*GRAMMARS} else {}), **values}
 
 
@@ -151,7 +151,7 @@ class SamplingTable(Table):
 
     @property
     def rules(self) -> list[str]:
-        """The keys in force that say which tokens may follow a text, or change how likely they are."""
+        """The active keys that forbid tokens or change their probabilities."""
         return [name for name, nothing in self._nothing().items() if getattr(self, name) != nothing]
 
     @property
@@ -165,7 +165,7 @@ class SamplingTable(Table):
 
 
 class PromptTable(Table):
-    """How a prompt becomes tokens: raw text, or through the tokenizer's chat template."""
+    """Conversion of prompts to tokens: raw text, or through the tokenizer's chat template."""
 
     chat: bool | None = None
     """Whether texts go through the chat template; None for the rule: they do where the target's tokenizer has one."""
@@ -184,7 +184,7 @@ class PolicyTable(Table):
         return Setting.of({"name": self.name, **(self.model_extra or {})})
 
 
-IN_TARGET = "target:mtp"  # The model name of a draft head that is in the files of the model above it
+IN_TARGET = "target:mtp"  # The model name of a draft head in the files of the model above it
 LOOKUP = "prompt:lookup"  # The model name of a draft that copies from the text so far
 
 
@@ -213,16 +213,14 @@ def sources(model: object) -> tuple[object, bool]:
 
 
 def _parts(name: str) -> list[str]:
-    """What a text names that may have a lookup before or after it: the model, and each lookup."""
+    """The parts of a text with a lookup before or after a model: the model, and each lookup."""
     after = name.removeprefix(f"{LOOKUP}+")
     between = after.removesuffix(f"+{LOOKUP}")
     return [*([LOOKUP] if after != name else []), between, *([LOOKUP] if between != after else [])]
 
 
 def unchained(table: dict[str, Any]) -> dict[str, Any]:
-    """A draft's table with the model of a chain and ``lookup`` apart; unchanged where there is no chain, or a wrong
-    one.
-    """
+    """A draft's table with a chain split into ``model`` and ``lookup``; unchanged without a valid chain."""
     try:
         model, chained = sources(table.get("model"))
     except ValueError:
@@ -263,7 +261,7 @@ class ModelTable(Table):
 
     @classmethod
     def _conflicts(cls, key: str, value: Any, given: Mapping[str, Any]) -> Iterator[str]:
-        """Why a value does not go with those of the keys before it, as the end of a sentence."""
+        """Why a value conflicts with those of earlier keys, to end a sentence."""
         model = str(given.get("model", ""))
         match key:
             case "adapter" if value is not None and (model in (LOOKUP, IN_TARGET) or model.startswith(DRAFTER)):
@@ -284,17 +282,17 @@ class ModelTable(Table):
 
     @property
     def full_name(self) -> str:
-        """What names it in reports: its model, and what it is changed by."""
+        """Its name in reports: the model and its adapter."""
         return self.model if self.adapter is None else f"{self.model} with {self.adapter}"
 
     @property
     def is_lookup(self) -> bool:
-        """Whether it copies from the text so far and has no checkpoint."""
+        """Whether it is a lookup, which copies from the text and has no checkpoint."""
         return self.model == LOOKUP
 
     @property
     def is_registered(self) -> bool:
-        """Whether it is a drafter that another distribution registers, which has no checkpoint of its own."""
+        """Whether it is a drafter registered by another distribution, which has no checkpoint."""
         return self.model.startswith(DRAFTER)
 
     @property
@@ -311,7 +309,7 @@ class ModelTable(Table):
 
 
 def require_whole(table: ModelTable, key: str, purpose: str) -> None:
-    """Raise UsageError if a model is split over processes; ``purpose`` is what reads it in this process alone."""
+    """Raise UsageError if a model is split over processes; ``purpose`` is the use that needs all of it here."""
     if table.splits:
         raise UsageError(
             f"{purpose} reads the {key} model itself, of which each process has a share",
@@ -464,7 +462,7 @@ class DraftTable(ModelTable):
         return replace(one, batches=tuple(sorted(chained, key=itemgetter(0))), **chain)
 
     def stopped_by(self, setting: Setting) -> "DraftTable":
-        """The same models with another setting; models below the setting's last level get the policy ``none``."""
+        """The same models with another setting; drafts below its last level get the policy ``none``."""
         policy = PolicyTable(name=setting.policy, **setting.all_values)
         shape = {"tree": None, "parallel": setting.parallel}
         chain = {"lookup": setting.lookup, "earlier": setting.earlier}
@@ -479,7 +477,7 @@ class DraftTable(ModelTable):
         return self.model_copy(update=changed)
 
     def at_work(self) -> "DraftTable | None":
-        """This table without levels that never draft and the levels below them; None if this level never drafts."""
+        """This table without levels that never draft and the levels below those; None if this level never drafts."""
         if not any(one.drafts for one in (self.policy.setting, *(one for _, one in self.own_setting.batches))):
             return None
         below = self.draft.at_work() if self.draft is not None else None

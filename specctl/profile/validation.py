@@ -1,4 +1,4 @@
-"""From a merged table to a `Profile`, or to a list of every mistake in the table."""
+"""Validates a merged table: a `Profile`, or a list of every mistake."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator
@@ -16,7 +16,7 @@ from specctl.profile.wording import Key, did_you_mean, dotted, shown
 
 
 def unoffered(policy: str) -> str:
-    """Why a policy that reads a draft's distribution cannot stop a lookup, and which policies can."""
+    """The error about a policy that reads a draft's distribution, for a lookup, with the policies that fit."""
     fitting = [name for name, rule in POLICIES.items() if rule.drafts and not rule.signals_of({}) - LOOKUP_SIGNALS]
     default = Setting.of(LOOKUP_POLICY).label
     return f"{policy} reads signals that a lookup does not have; choose {', '.join(fitting)} or {default}"
@@ -57,7 +57,7 @@ def settings_model(policy: str) -> type[BaseModel]:
 
 
 def _from_toml(hint: Any) -> Any:
-    """A field's type in a table: TOML has lists, a setting is a tuple, which can be hashed."""
+    """A field's type in a table: a list in TOML becomes a hashable tuple."""
     bare = get_args(hint)[0] if get_origin(hint) is Annotated else hint
     return Annotated[hint, Field(strict=False)] if get_origin(bare) is tuple else hint
 
@@ -162,7 +162,7 @@ def _wrong_batches(draft: dict[str, Any], key: Key) -> Mistakes:
 
 
 def _unread(draft: dict[str, Any], key: Key) -> Mistakes:
-    """What the policy of a draft table reads and the draft does not have."""
+    """The mistakes where a policy needs signals or a head that the draft lacks."""
     policy = draft.get("policy")
     name = policy.get("name") if isinstance(policy, dict) else None
     if not isinstance(policy, dict) or not isinstance(name, str) or name not in POLICIES:
@@ -181,8 +181,8 @@ def _unread(draft: dict[str, Any], key: Key) -> Mistakes:
 def _mistakes(error: ValidationError, table: dict[str, Any], at: Key, unknown: Callable[[Key], str]) -> Mistakes:
     """One message for each wrong key.
 
-    For a union pydantic reports an error of every alternative. An error deeper in the table is from the alternative
-    that fits best and is kept; the others are dropped.
+    For a union pydantic reports an error of every alternative. The deepest error comes from the best-fitting
+    alternative; the others are dropped.
     """
     messages: dict[Key, list[str]] = {}
     for detail in error.errors(include_url=False):

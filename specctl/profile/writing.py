@@ -74,7 +74,7 @@ def overlay(table: dict[str, Any], over: Mapping[str, Any]) -> None:
 
 
 def checked(text: str, place: str) -> Profile:
-    """The profile that a text holds; raises ProfileError with every mistake. ``place`` is for messages."""
+    """Parse and check a profile's text; raises ProfileError with every mistake. ``place`` is for messages."""
     return validate(tomllib.loads(text), lambda _: place, place)
 
 
@@ -97,8 +97,8 @@ def _lines(key: Sequence[str], table: Mapping[str, Any]) -> list[str]:
 def write_profile(path: Path, table: Mapping[str, Any], *, overwrite: bool = False) -> None:
     """Write a profile file, creating its directory.
 
-    Raises UsageError if the file exists without ``overwrite`` or cannot be written, and OutputError if it can be
-    written only in part; then it is not changed.
+    Raises UsageError if the file exists without ``overwrite`` or cannot be written. Raises OutputError if it can be
+    written only in part; it is then unchanged.
     """
     with naming(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)

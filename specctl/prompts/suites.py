@@ -54,7 +54,7 @@ class SuiteFormat:
     """A named suite."""
 
     source: Source | str  # a data set on the hub, or the URL of a file of JSON lines
-    question: Callable[[Row], Question]  # turns a row into a prompt; raises FormatError for a row of another format
+    question: Callable[[Row], Question]  # makes a prompt from a row; raises FormatError for a row of another format
 
 
 def _text(row: Row, key: str) -> str:
@@ -169,7 +169,7 @@ class Suite:
 
     name: str
     prompts: tuple[SuitePrompt, ...]
-    sha256: str  # hash of the prompts' ids, categories and texts, by which equal suites are recognised
+    sha256: str  # hash of the prompts' ids, categories and texts; equal for equal suites
 
     def categories(self) -> list[str]:
         """The categories, in order of first appearance."""
@@ -184,7 +184,7 @@ class Selection(TypedDict, total=False):
     # sample contains every smaller one. Categories are drawn independently.
     samples_per_category: int | None
     seed: int  # of the samples; 0 by default
-    limit: int | None  # take only the first prompts that the other selections leave
+    limit: int | None  # take only this number of prompts, after the other selections
 
 
 def suite_names() -> list[str]:
