@@ -75,7 +75,7 @@ def test_a_profile_of_few_tokens_learns_which(prompts: Path, tmp_path: Path) -> 
         (("--tokens", "all,all"), "named twice"),
         (("--tokens", "all", "--set", "draft.tokens=9"), "sets draft.tokens"),
         (("--tokens", "9", "--against", "embedded-svip"), "use either"),
-        (("--tokens", "9", "--trace", "trace.jsonl"), "--tokens goes with neither"),
+        (("--tokens", "9", "--trace", "trace.jsonl"), "--tokens cannot be combined with"),
     ],
 )
 def test_what_makes_no_sense(flags: tuple[str, ...], message: str, prompts: Path) -> None:
