@@ -9,7 +9,7 @@ ALLOWANCE, ADVANCE = 1.9, 1.0
 """The balance of a new run in passes, which its first drafts may lose; and how much of it is an advance on the shares
 of later rounds. These add nothing until the advance is repaid.
 """
-SCANTY = 0.5  # Up to this balance, drafts have one token, unless their fixed cost exceeds that of a token
+SCANTY = 0.5  # Up to this balance, a draft has one token, if its fixed cost is small enough for that
 EVEN = 0.5  # What a one-token draft may lose as a trial: accepted half of the time, it saves as much
 MOST = 20.0  # The largest balance, and so the most that a text of a new kind can lose
 MOST_TOKENS = 1 << 10  # More than any draft has
@@ -96,8 +96,9 @@ DOUBTED = 100
 """The half-life, in rounds without a draft, of the trust in a draft's price: it may have been measured at a bad moment.
 """
 LULL, LONGEST_LULL, LULL_OF_SEVERAL = 8, 64, 2
-"""After more than LULL rounds without a draft (LULL_OF_SEVERAL for several texts), only one round in LULL is looked at,
-later one in a quarter of the rounds so far, at most one in LONGEST_LULL. The rounds between cost nothing.
+"""After more than LULL rounds without a draft (LULL_OF_SEVERAL for several texts), only one round in LULL is looked at.
+Once a quarter of the rounds without a draft is more than LULL, it is one round in that quarter, and never fewer than
+one in LONGEST_LULL. The rounds between cost nothing.
 """
 UNSEEN, RESTING, SMALL, GAIN_RATE = 300, 2, 0.2, 0.02
 """After UNSEEN rounds with drafts that save less than SMALL of a pass each, RESTING rounds go without, so that the time
@@ -132,7 +133,7 @@ class DraftAllowance:
     probing: bool = True  # whether the next draft is not expected to pay
     idle: int = 0  # rounds since the last draft
     asleep: int = 0  # how many coming rounds without a draft may be skipped
-    part: float = 1.0  # this account's share of the texts in a round
+    part: float = 1.0  # the round's number of texts, as a share of the largest number so far
     passed: int = 0  # rounds with drafts passed over since the last booked one
     _passed_gain: float = 0.0
     _skipped: int = 0
