@@ -29,9 +29,7 @@ class Job:
     setup: Mapping[str, Any]  # its keyword arguments; they are pickled
     # names of arguments that vary between commands without making a replica unusable
     passing: frozenset[str] = frozenset()
-    sources: "Sources | None" = (
-        None  # the command's models, which the replica must match; None for a job without models
-    )
+    sources: "Sources | None" = None  # the command's models, which the replica must match; None if it needs none
     # whether an error on a question ends the replica, which is then restarted, instead of ending the command
     restarts: bool = False
 

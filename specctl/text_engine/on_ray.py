@@ -98,9 +98,8 @@ def alone(environ: MutableMapping[str, str]) -> None:
     """
     environ["RAY_AUTH_MODE"] = "token"
     environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-    environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = (
-        "0"  # off there, so Ray takes the loopback address; on Linux it may anyway
-    )
+    # off on Windows and macOS, so that Ray takes the loopback address; on Linux it may anyway
+    environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
 
 
 def _imported() -> Any:

@@ -125,9 +125,8 @@ class BlockPasses(FixedBuffers, BlockHeadPasses):
         weight = head.fc.weight
         super().__init__(head.num_layers, vocabulary, head.context, weight.device, capacity=capacity, compiler=compiler)
         self._run_head(head, vocabulary)
-        self._attended = torch.zeros(
-            1, dtype=torch.int64, device=weight.device
-        )  # cached positions for the block to attend to
+        # cached positions for the block to attend to
+        self._attended = torch.zeros(1, dtype=torch.int64, device=weight.device)
         self._ahead = torch.ones(1, device=weight.device)
         self._none_ahead = torch.zeros(1, device=weight.device)
         self._logits = weight.new_empty(0)  # (B, D) of the block

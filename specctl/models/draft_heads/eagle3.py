@@ -40,9 +40,7 @@ class Eagle3Config:
     norm_before_residual: bool = False  # whether the first layer's residual is the normalised features
     norm_before_fc: bool = False  # whether the concatenated states go through one RMSNorm
     fc_norm: bool = False  # whether each layer's states go through an RMSNorm of their own
-    norm_output: bool = (
-        False  # whether the next features are the normalised output instead of the output itself (EAGLE-3.1)
-    )
+    norm_output: bool = False  # whether the next features are the normalised output (EAGLE-3.1), not the raw one
     mask_token: int | None = None  # P-EAGLE's mask token; None for EAGLE-3
     block: int = 0  # tokens that P-EAGLE drafts in a pass
     window: int = 0  # the window of all its layers; 0 for unlimited attention

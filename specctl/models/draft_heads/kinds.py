@@ -53,9 +53,7 @@ class HeadKind:
     name: str  # name of its module in this package
     # whether a file is of this kind, judged by its config.json and tensor names, which may be unknown
     is_one: Callable[[Config, Set[str]], bool]
-    speculators: bool = (
-        False  # whether speculators has this kind by the same name; heads are then written in its layout
-    )
+    speculators: bool = False  # whether speculators has this kind by the same name; its layout is then written
     blocks: bool = False  # whether one pass drafts several tokens
     recipe: Recipe | None = None  # published training settings; None if specctl cannot train it
     flags: frozenset[str] = frozenset()  # fields of the recipe that a user may set

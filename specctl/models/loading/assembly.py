@@ -442,9 +442,8 @@ def assembled(target: LoadedModel, draft: DraftTable, given: "PreTrainedModel | 
     members = find_all(members, above, device_memory(), "eager")
     for place, (member, table) in enumerate(zip(members[1:], draft.levels, strict=False), start=1):
         if member.head is not None:
-            members[place] = replace(
-                member, table=table
-            )  # draft heads go to the device of their verifier's output layer
+            # draft heads go to the device of their verifier's output layer
+            members[place] = replace(member, table=table)
     members = load_found(members, above, lambda _: None)
     _write_fewer(target, members)
     for place, member in enumerate(members[1:], start=1):

@@ -263,9 +263,7 @@ class ModelConfig:
 
         text = config.get_text_config(decoder=True)
         if getattr(text, "vocab_size", None) is None:
-            raise ValueError(
-                "Unrecognized configuration class"
-            )  # as transformers names models that do not generate text
+            raise ValueError("Unrecognized configuration class")  # transformers' words for models without text output
         ends = config if text_only_class(config) is not None else text
         return cls(
             whole=config,
