@@ -131,7 +131,7 @@ def test_a_target_without_mtp_layers(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"has no MTP layers in its files\."):
         mtp_in(checkpoint(tmp_path))
     save_file({**others, "model.mtp_block.0.proj": torch.ones(1)}, tmp_path / "model.safetensors")
-    with pytest.raises(ModelError, match=r"no MTP layers .* model\.mtp_block\.0\.proj, of a layout"):
+    with pytest.raises(ModelError, match=r"no MTP layers .* model\.mtp_block\.0\.proj, of an unknown layout"):
         mtp_in(checkpoint(tmp_path))
 
 
