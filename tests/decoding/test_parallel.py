@@ -421,5 +421,5 @@ def test_graphs_cannot_be_captured_meanwhile(place: str) -> None:
 def test_a_draft_head_cannot() -> None:
     head = ToyDraftHead(DRAFT, seed=1)
     pair = Pair(TableRunner(TARGET), (head,), TOKENIZER, frozenset(), 1 << 31, (), ({},))
-    with pytest.raises(ProfileError, match="a draft head drafts from what the target has read"):
+    with pytest.raises(ProfileError, match="a draft head drafts from the target's states"):
         build_drafter(pair, Setting("constant", parallel="force"))

@@ -575,7 +575,7 @@ def test_a_hierarchy_drafts_no_trees() -> None:
 
 
 def test_a_tree_is_not_stopped_by_what_a_draft_foresees() -> None:
-    with pytest.raises(ValueError, match="predicts nothing"):
+    with pytest.raises(ValueError, match="makes no prediction for its next token"):
         TreeDrafter(TableRunner(DRAFT), POLICIES["confidence"](), SMALL)
 
 

@@ -98,7 +98,7 @@ def test_trials_end_with_their_program(grammars: Grammars, tmp_path: Path) -> No
 
 
 def test_a_program_that_is_killed_is_started_again(grammars: Grammars) -> None:
-    with pytest.raises(RecordError, match="the process that compiles grammars ended") as raised:
+    with pytest.raises(RecordError, match="the process that compiles grammars died") as raised:
         grammars.compiled(("regex", "ends"))
     assert raised.value.kind == "worker_died"
     assert grammars.compiled(("regex", "ab")).matcher

@@ -159,7 +159,7 @@ def test_conventions_of_layers_become_one(keys: dict[str, Any], layers: tuple[in
         ({INPUTS: [2, 4, 8]}, "none is layer 8"),
         ({"target_layer_ids": [1, 3, 7]}, "none is layer 8"),
         ({INPUTS: [-1, 4, 5]}, "none is layer -1"),
-        ({INPUTS: [2, 4, 5], "target_layer_ids": [2, 4, 5]}, "twice, and differently"),
+        ({INPUTS: [2, 4, 5], "target_layer_ids": [2, 4, 5]}, "twice, with different values"),
         ({INPUTS: [2, 4]}, r"fc\.weight has shape \(32, 96\); its config.json asks for \(32, 64\)"),
         ({INPUTS: "2,4,5"}, f"{INPUTS} in its config.json is '2,4,5', not a list of whole numbers"),
         ({"eagle_config": {"use_mtp_layernorm": True}}, r"eagle_config\.use_mtp_layernorm .* is True, not False"),
