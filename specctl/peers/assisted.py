@@ -1,6 +1,6 @@
 """transformers' own assisted generation on the loaded models, called as users of transformers call it."""
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -16,9 +16,9 @@ from specctl.models.loading.pair_members import find_head
 from specctl.models.running.pair import Pair
 from specctl.models.sharding import is_sharded
 from specctl.peers.engines import ASSISTED, MOVING
-from specctl.peers.process import PeerError, completion_of
+from specctl.peers.process import Peer, PeerError, completion_of
 from specctl.profile.schema import DraftTable, ModelTable, SamplingTable
-from specctl.records import Completion, Round
+from specctl.records import Completion
 
 
 class _Arrivals(BaseStreamer):
@@ -74,7 +74,7 @@ class _Thresholds:
         return self._generate(*arguments, generation_config=generation_config, **more)
 
 
-class AssistedPeer:
+class AssistedPeer(Peer):
     """transformers' assisted generation, with the `generate` method of a `Session`; its rounds are not visible.
 
     Args:
@@ -108,23 +108,12 @@ class AssistedPeer:
                 f"{target.vocab_size} and {draft.vocab_size} columns",
                 "leave this peer out",
             )
-        self._pair, self._settings = pair, ASSISTED[name] if settings is None else settings
+        super().__init__(pair)
+        self._settings = ASSISTED[name] if settings is None else settings
         self._counters = [_Counter(model) for model in pair.models[:2]]
         self._noted = _Thresholds(pair.models[1]) if name in MOVING else None
         self.passes: list[tuple[int, int]] = []
         self.thresholds: list[tuple[float, float] | None] = []
-
-    @property
-    def ends(self) -> frozenset[int]:
-        """Ids that end a text."""
-        return self._pair.eos
-
-    def play(
-        self, prompt: Sequence[int], settings: SamplingTable, *, seed_offset: int = 0
-    ) -> Generator[Round, bool | None, Completion]:
-        """`generate` with the signature of `Generates`; rounds are not visible."""
-        yield from ()
-        return self.generate(prompt, settings, seed_offset=seed_offset)
 
     def generate(
         self,

@@ -6,6 +6,7 @@ import select
 import signal
 import subprocess
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
@@ -204,7 +205,34 @@ class PeerPrompt:
     size: float = 1.0
 
 
-class MeasuredPeer:
+class Peer(ABC):
+    """Completes prompts of ids as `Generates` does, each text as a whole.
+
+    Args:
+        pair: the models that the peer runs.
+    """
+
+    def __init__(self, pair: Pair) -> None:
+        self._pair = pair
+
+    @property
+    def ends(self) -> frozenset[int]:
+        """Ids that end a text."""
+        return self._pair.eos
+
+    def play(
+        self, prompt: Sequence[int], settings: SamplingTable, *, seed_offset: int = 0
+    ) -> Generator[Round, bool | None, Completion]:
+        """`generate`, without rounds: they are not visible."""
+        yield from ()
+        return self.generate(prompt, settings, seed_offset=seed_offset)
+
+    @abstractmethod
+    def generate(self, prompt: Sequence[int], settings: SamplingTable, *, seed_offset: int = 0) -> Completion:
+        """Complete one prompt of ids."""
+
+
+class MeasuredPeer(Peer):
     """A peer whose models are loaded; its rounds are not visible, but it counts its passes where it can.
 
     Times are measured in its process, from ids to ids, without the communication. Several prompts at once share the
@@ -226,7 +254,8 @@ class MeasuredPeer:
     """
 
     def __init__(self, pair: Pair, launch: Launch, process: PeerProcess) -> None:
-        self._pair, self._process = pair, process
+        super().__init__(pair)
+        self._process = process
         self._label = launch.setting.label
         if any(isinstance(each, RuledPasses) for each in pair.target.transforms):
             raise UsageError(
@@ -248,18 +277,6 @@ class MeasuredPeer:
             "stop": sorted(pair.eos),
         }
         process.ask(question, LOADING_SECONDS)
-
-    @property
-    def ends(self) -> frozenset[int]:
-        """Ids that end a text."""
-        return self._pair.eos
-
-    def play(
-        self, prompt: Sequence[int], settings: SamplingTable, *, seed_offset: int = 0
-    ) -> Generator[Round, bool | None, Completion]:
-        """`generate` as `Generates` has it; rounds are not visible."""
-        yield from ()
-        return self.generate(prompt, settings, seed_offset=seed_offset)
 
     def generate(
         self,
