@@ -274,7 +274,7 @@ def test_whole_lines_are_counted_from_the_end(content, size):
 
 
 def folder_of(path: Path, age: float = 2 * ABANDONED) -> Path:
-    """A folder with a file in a folder, all of them so many seconds old, and a lock."""
+    """A folder with a file in a folder, all of them this many seconds old, and a lock."""
     (path / "inner").mkdir(parents=True)
     for file in (path / "inner" / "file", path / "lock"):
         file.touch()

@@ -130,7 +130,7 @@ class BenchRequest:
         "PEER[:WAY]",
     )
     counterpart: bool = option(
-        "Beside transformers' peers, if specctl runs on a faster engine: measure the first policy eagerly too, as they "
+        "With transformers' peers, if specctl runs on a faster engine: measure the first policy eagerly too, as they "
         "run.",
         "--counterpart/--no-counterpart",
         default=True,

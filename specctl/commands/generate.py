@@ -55,7 +55,7 @@ class RecordOptions:
     input_format: InputFormat = option("Format of an input line: a JSON object or a prompt.", default="jsonl")
     resume: bool = option(
         "Continue an interrupted run of --output. Only records whose id is not there are answered; a "
-        "record without an id has its line number. Refuses results of other models, settings or prompts. Adaptive "
+        "record without an id has its line number. Rejects results of other models, settings or prompts. Adaptive "
         "policies start afresh.",
         "--resume",
         default=False,

@@ -345,7 +345,7 @@ def for_tensorrt_llm(pair: Pairing, setting: Setting) -> Written:
 def _schedule(steps: list[tuple[int, int | None, int]]) -> tuple[dict[int, int], tuple[str, ...]]:
     """`lengths_of` in TensorRT-LLM's form, by the last batch size of each range, with notes.
 
-    Its first length has to be its longest one, for which it reserves memory. Behind the last number it never drafts.
+    Its first length has to be its longest one, for which it reserves memory. After the last number it never drafts.
     """
     longest = steps[0][-1]
     while not steps[-1][-1]:

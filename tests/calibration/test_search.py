@@ -304,7 +304,7 @@ def scored(setting: Setting, ms: list[float]) -> Score:
 
 
 def test_a_difference_on_every_prompt_is_seen_however_much_the_prompts_differ() -> None:
-    """The simpler setting is two percent slower on each: that is no noise, though prompts differ fourfold."""
+    """The simpler setting is two percent slower on each: that is not noise, though prompts differ fourfold."""
     ms = [1.0, 4.0, 3.0, 1.5, 2.0, 3.5, 2.5, 1.2]
     found = choose([scored(CONSTANT, [1.02 * each for each in ms]), scored(SVIP, ms)])
     assert found.chosen.setting == SVIP

@@ -315,7 +315,7 @@ def test_a_failed_capture_leaves_steps_that_go_on_as_they_are() -> None:
 
 
 def timed(host: float, step: float) -> Lead:
-    """One that has seen the host take so many microseconds, and a step."""
+    """One that has seen the host take this many microseconds, and a step."""
     lead = Lead()
     lead.host.append(host * 1e-6)
     lead.step.append(step * 1e-6)

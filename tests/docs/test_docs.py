@@ -123,7 +123,7 @@ def test_docstrings_comments_and_messages_use_them_too() -> None:
         f"{path.relative_to(ROOT)}:{line}: {word}"
         for path in sorted((ROOT / "specctl").rglob("*.py"))
         for line, text in written_in(path)
-        for word in re.findall(DIALECT, text)
+        for word in re.findall(DIALECT, text, re.I)
     ]
     assert found == []
 

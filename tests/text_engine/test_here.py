@@ -18,7 +18,7 @@ OUT_OF_MEMORY = [torch.OutOfMemoryError("CUDA out of memory."), MemoryError()]
 
 
 class Room:
-    """`Passes` with room for so many texts.
+    """`Passes` with room for this many texts.
 
     Attributes:
         passes: the rows of each that was made.
@@ -36,7 +36,7 @@ class Room:
 
 
 def rows_of(passes: Any, count: int, begun: list[tuple[int, int]], warn: Callable[[str], None]) -> HereEngine:
-    """Rows whose answer to a number takes so many passes; what they began with is noted."""
+    """Rows whose answer to a number takes that many passes; the questions they began with are noted."""
     hub = Hub[int]([passes])
     ask = hub.asker(passes)
 
@@ -62,7 +62,7 @@ def test_the_youngest_make_room_and_begin_again(error: Exception, room: int) -> 
     questions = [5, 3, 4, 2, 0, 6, 1, 2]
     with rows_of(passes, 4, begun, said.append) as rows:
         found = list(in_order(rows, [(question, question) for question in questions]))
-        assert len(rows.free()) == min(room, 2), "so many are written from here on"
+        assert len(rows.free()) == min(room, 2), "this many are written from here on"
     assert found == [(question, question * 10) for question in questions]
     assert begun.count((0, 5)) == 1, "the oldest one goes on"
     assert len(begun) == len(questions) + (3 if room == 1 else 2)
@@ -123,7 +123,7 @@ class Silent:
 
 
 class Played:
-    """A pair whose answer to a number takes so many passes, with what it did.
+    """A pair whose answer to a number takes that many passes, with a record of its actions.
 
     Attributes:
         alone: questions that were answered alone.
@@ -227,7 +227,7 @@ def words(question: str) -> Generator[str | None, None, str]:
 
 
 def rows_of_words(count: int) -> HereEngine:
-    """Words are told alone, or in rows in which each takes a pass."""
+    """Words are answered alone, or in rows in which each takes a pass."""
     passes = Silent()
     hub = Hub[str]([passes])  # type: ignore[list-item]
     ask = hub.asker(passes)

@@ -55,4 +55,4 @@ def test_what_is_cancelled_is_not_wanted_and_makes_no_place_free_before_its_end(
     assert places.free() == [0]
     places.asked.add(0)
     places.cancelled.add(1)
-    assert places.lost() == [0], "nobody asks for the other one again"
+    assert places.lost() == [0], "no caller asks for the other one again"

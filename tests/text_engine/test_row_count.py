@@ -42,7 +42,7 @@ class Timed(TableRunner):
         def run(requests: Sequence[Request]) -> list[Forward]:
             assert [request.slot for request in requests] == list(range(len(requests)))
             for request in requests:
-                assert request.after <= read[request.slot], "tokens that nobody has read"
+                assert request.after <= read[request.slot], "tokens that no pass has read"
                 read[request.slot] = request.after + len(request.tokens)
             self.clock[0] += self.seconds[count]
             self.passes[count] = self.passes.get(count, 0) + 1

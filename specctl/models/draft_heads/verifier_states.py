@@ -124,7 +124,7 @@ class HeadInputs:
         return self.count + self._pending.count
 
     def observe_states(self, start: int, states: States) -> None:
-        """As of `Slot`."""
+        """See `Slot`."""
         self._pending.add(states, self.observed - start)
         if self._pending.full:
             self.take_pending()

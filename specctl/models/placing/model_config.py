@@ -217,7 +217,7 @@ class ModelConfig:
 
     @property
     def cached_values(self) -> int:
-        """As of `cached_values`; only of a model that can run."""
+        """See `cached_values`; only of a model that can run."""
         return cached_values(self.whole) if self._cached_values is None else self._cached_values
 
     @classmethod

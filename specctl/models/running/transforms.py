@@ -299,7 +299,7 @@ class FixedWidthPasses(Transform):
 
 
 PARD_TOKENS = 8
-"""Runners of loaded models, by the engine that a profile asks for, and of drafts that write several tokens a pass."""
+"""Tokens that PARD's drafts write in a pass: ``para_num`` of their training, which their files do not say."""
 
 
 def in_parallel(runner: Slot, config: Any, vocabulary: int, name: str) -> Slot:

@@ -306,7 +306,7 @@ def _untried(source: Source) -> dict[str, Any]:
     return {"grammar": found.grammar, "schema": found.schema, "seconds": 0.0, "bytes": 0}
 
 
-_GONE = object()  # Nobody wants the answer any more
+_GONE = object()  # No caller waits for the answer any more
 TRIES = 2  # How often to try a grammar if its process dies
 _MADE: "WeakKeyDictionary[Any, Grammars]" = WeakKeyDictionary()
 _MAKING = Lock()
