@@ -42,7 +42,7 @@ def gone(path: Path) -> bool:
         return True
     try:  # it may have ended without anybody who takes its status
         return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # it may end between the opening and the reading of the file
         return Path("/proc/self").exists()
 
 
