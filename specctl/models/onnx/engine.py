@@ -10,7 +10,7 @@ from tempfile import gettempdir
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from specctl.errors import ModelError, of_onnxruntime, out_of_memory, pip_install
+from specctl.errors import ModelError, pip_install
 from specctl.models.onnx.store import (
     CHAINS,
     EAGER,
@@ -18,6 +18,7 @@ from specctl.models.onnx.store import (
     ONNX,
     Store,
     Times,
+    Unable,
     cache_folder,
     key_of,
     known_by_files,
@@ -36,23 +37,8 @@ from specctl.printable import gib
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from specctl.models.onnx.passes import OnnxPasses
-
 NEEDS = ("onnxruntime", "onnxscript")  # Packages that this engine needs; onnxscript installs onnx
 LONGEST = 1 << 17  # The most positions with tabulated angles
-
-
-class Unable(Exception):  # noqa: N818 - it is a finding
-    """Why onnxruntime cannot run a model, as the end of a sentence.
-
-    Args:
-        why: the reason.
-        lasting: whether a retry would fail the same way, even with more free memory.
-    """
-
-    def __init__(self, why: str, *, lasting: bool = True) -> None:
-        super().__init__(why)
-        self.lasting = lasting
 
 
 def require_onnxruntime() -> None:
@@ -101,6 +87,7 @@ def build_onnx_runner(
         ModelError: onnxruntime, or a package that exports models for it, is not installed.
     """
     require_onnxruntime()
+    from specctl.models.onnx.check import require_equal
     from specctl.models.onnx.passes import Opening
     from specctl.models.passes.trimmed_output import vocabulary_of
 
@@ -115,7 +102,7 @@ def build_onnx_runner(
         places = context + (WIDEST if trees else 0) + opening.narrowest - 1
         _write(model, places if context <= LONGEST else 0, quantize, path, trees)
         gc.collect()  # the exporter leaves reference cycles
-        _require_equal(lambda: opening.passes(path), model, vocabulary, quantize, trees=trees)
+        require_equal(lambda: opening.passes(path), model, vocabulary, quantize, trees=trees)
 
     try:
         if why := obstacle(model):
@@ -259,53 +246,6 @@ def _write(model: "PreTrainedModel", places: int, quantize: str | None, path: Pa
     if quantize is not None and not round_weights(graph, BITS[quantize]):
         raise Unable(f"none of its products has weights that {quantize} rounds")
     ir.save(graph, path, external_data="weights.bin")
-
-
-def first_line(error: Exception) -> str:
-    """The first line of an error's message, cut to 200 characters; the error's type if the message is empty."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)[:200]
-
-
-def require_close(found: float, most: float) -> None:
-    """Raise `Unable` if a graph's logits differ from its model's by more than rounding explains."""
-    if found > most:
-        raise Unable(
-            f"what onnxruntime computes differs by {found:.2g} of the logits' spread, and rounding explains {most:g}"
-        )
-
-
-def _require_equal(
-    open_passes: "Callable[[], OnnxPasses]",
-    model: "PreTrainedModel",
-    vocabulary: int,
-    quantize: str | None,
-    *,
-    trees: bool,
-) -> None:
-    """Raise `Unable` unless a graph computes the same as its model, in passes of every width.
-
-    The model runs before the graph is opened, so only one of the two is in memory at a time.
-    """
-    from specctl.models.onnx.export import difference, expectations, limit
-    from specctl.models.running.one_function import ROUNDING, widths_apart
-
-    expected = expectations(model, vocabulary, quantize, trees=trees)
-    page_out(model.parameters())
-    try:
-        passes = open_passes()
-        found = difference(passes, expected, quantize)
-        widths = widths_apart(Slot(passes), vocabulary)
-    except Exception as error:
-        if not (isinstance(error, RuntimeError) or of_onnxruntime(error)):
-            raise
-        why = f"onnxruntime cannot run its graph ({first_line(error)})"
-        raise Unable(why, lasting=not out_of_memory(error)) from error
-    require_close(found, limit(quantize, model.dtype))
-    if widths > (most := ROUNDING[model.dtype]):
-        raise Unable(
-            "what onnxruntime computes for a token depends on how many are read with it: it differs by "
-            f"{widths:.2g} of the logits' spread, and rounding explains {most:g}"
-        )
 
 
 LONG_RUN = 2_000

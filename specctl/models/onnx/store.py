@@ -178,6 +178,24 @@ def _own_code(model: "nn.Module") -> list[Path]:
     return sorted(path for path in files if path.is_file())
 
 
+class Unable(Exception):  # noqa: N818 - it is a finding
+    """Why onnxruntime cannot run a model, as the end of a sentence.
+
+    Args:
+        why: the reason.
+        lasting: whether a retry would fail the same way, even with more free memory.
+    """
+
+    def __init__(self, why: str, *, lasting: bool = True) -> None:
+        super().__init__(why)
+        self.lasting = lasting
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error's message, cut to 200 characters; the error's type if the message is empty."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)[:200]
+
+
 class Store:
     """A folder with a folder for each graph, which appears whole or not at all.
 

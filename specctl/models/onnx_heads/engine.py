@@ -13,14 +13,11 @@ from specctl.models.draft_heads.chain import ChainHead
 from specctl.models.onnx.engine import (
     LONG_RUN,
     LONGEST,
-    Unable,
-    first_line,
     graph_path,
-    require_close,
     require_exporter,
 )
 from specctl.models.onnx.passes import ONE_THREAD
-from specctl.models.onnx.store import Store, cache_folder, key_of_head
+from specctl.models.onnx.store import Store, Unable, cache_folder, first_line, key_of_head
 from specctl.models.onnx_heads.runners import (
     CONFIDENCE,
     FUSE,
@@ -152,6 +149,8 @@ def graphs_of(head: ChainHead | BlockHead) -> "dict[str, ir.Model]":
 
 def _require_equal(head: ChainHead | BlockHead, folder: Path, reference: Slot, vocabulary: int) -> None:
     """Raise `Unable` unless a head's graphs compute the same as its network."""
+    from specctl.models.onnx.check import require_close
+
     try:
         found = difference(_opened(head, HeadGraphs(folder, 1), vocabulary), reference, vocabulary)
     except Exception as error:  # whatever onnxruntime raises, torch can still run the head
