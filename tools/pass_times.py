@@ -80,7 +80,8 @@ def torch_runners(model: PreTrainedModel, compiles: bool) -> dict[str, Slot]:
 
 def graph_bytes(model: PreTrainedModel, quantize: str | None) -> float:
     """Bytes of the weights that a pass of onnxruntime reads: those of linear layers, the output layer in float32."""
-    from specctl.models.onnx.rewriting import BITS, BLOCK
+    from specctl.models.onnx.blocks import BLOCK
+    from specctl.models.onnx.rewriting import BITS
 
     whole = torch.float32.itemsize
     size = whole if quantize is None else BITS[quantize] / 8 + (whole + BITS[quantize] / 8) / BLOCK

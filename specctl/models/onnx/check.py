@@ -10,9 +10,10 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from specctl.errors import of_onnxruntime, out_of_memory
+from specctl.models.onnx.blocks import Blocks
 from specctl.models.onnx.export import watched
 from specctl.models.onnx.passes import OnnxPasses
-from specctl.models.onnx.rewriting import BITS, nearest
+from specctl.models.onnx.rewriting import BITS
 from specctl.models.onnx.store import Unable, first_line
 from specctl.models.passes.layer_sizes import sizes
 from specctl.models.passes.tree_sight import TreeSight
@@ -129,7 +130,7 @@ def _rounded(model: PreTrainedModel, bits: int) -> Iterator[None]:
     whole = {layer: layer.weight.data for layer in layers}
     try:
         for layer, weight in whole.items():
-            values = nearest(weight.float().cpu().numpy(), bits)
+            values = Blocks.of(weight.float().cpu().numpy(), bits).values()
             layer.weight.data = torch.from_numpy(values).to(weight)
             page_out([weight])
         yield

@@ -234,6 +234,7 @@ def _write(model: "PreTrainedModel", places: int, quantize: str | None, path: Pa
     require_exporter()
     import onnx_ir as ir
 
+    from specctl.models.onnx.blocks import NotFinite
     from specctl.models.onnx.export import CannotExport, exported
     from specctl.models.onnx.rewriting import BITS, fuse, position_table
     from specctl.models.onnx.rewriting import quantize as round_weights
@@ -243,8 +244,11 @@ def _write(model: "PreTrainedModel", places: int, quantize: str | None, path: Pa
     except CannotExport as why:
         raise Unable(str(why)) from why
     fuse(graph, lambda value: position_table(graph, value, places) if places else None)
-    if quantize is not None and not round_weights(graph, BITS[quantize]):
-        raise Unable(f"none of its products has weights that {quantize} rounds")
+    try:
+        if quantize is not None and not round_weights(graph, BITS[quantize]):
+            raise Unable(f"none of its products has weights that {quantize} rounds")
+    except NotFinite as why:
+        raise Unable(str(why)) from why
     ir.save(graph, path, external_data="weights.bin")
 
 

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -137,13 +138,12 @@ def test_a_graph_that_computes_something_else_for_one_token_or_for_branches_is_n
 def test_a_graph_that_computes_no_numbers_is_not_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from specctl.models.onnx import rewriting
 
-    usual = rewriting.rounded
+    def no_numbers(_: Any, node: Any) -> None:
+        node.attributes["epsilon"] = type(node.attributes["epsilon"])(
+            "epsilon", node.attributes["epsilon"].type, float("nan")
+        )
 
-    def no_numbers(weight: Any, bits: int) -> Any:
-        codes, scales, zeros = usual(weight, bits)
-        return codes, scales * float("nan"), zeros
-
-    monkeypatch.setattr(rewriting, "rounded", no_numbers)
+    monkeypatch.setattr(rewriting, "fuse_sum", no_numbers)
     no_graph_is_kept_yet(monkeypatch, tmp_path)
     assert said(one_layer(), "int8").startswith(
         "it runs on torch: what onnxruntime computes differs by inf of the logits' spread"
@@ -277,14 +277,15 @@ def test_weights_that_were_rounded_otherwise_are_not_kept(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, quantize: str
 ) -> None:
     from specctl.models.onnx import rewriting
+    from specctl.models.onnx.blocks import Blocks
 
-    usual = rewriting.rounded
+    class Wrong(Blocks):
+        @classmethod
+        def of(cls, *given: Any, **named: Any) -> Any:
+            found = Blocks.of(*given, **named)
+            return replace(found, scales=found.scales * 1.3)
 
-    def wrong(weight: Any, bits: int) -> Any:
-        codes, scales, zeros = usual(weight, bits)
-        return codes, scales * 1.3, zeros
-
-    monkeypatch.setattr(rewriting, "rounded", wrong)
+    monkeypatch.setattr(rewriting, "Blocks", Wrong)
     no_graph_is_kept_yet(monkeypatch, tmp_path)
     model = one_layer()
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
