@@ -44,6 +44,7 @@ def exported_once(folder: Path) -> Iterator[None]:
 
     from specctl.models.onnx import export
     from specctl.models.onnx.store import Store
+    from specctl.models.onnx.weights import LoadedWeights, Weight
     from specctl.models.onnx_heads import engine
 
     usual, usual_of_head, store = export.exported, engine.graphs_of, Store(folder)
@@ -57,15 +58,21 @@ def exported_once(folder: Path) -> Iterator[None]:
         with store.alone(key, lambda: None):
             path = store.find(key) or store.put(key, write)
             found = {file.name: ir.load(file) for file in path.parent.glob("*.onnx")}
-        weights = _weights_of(modules)
+        weights, sources = _weights_of(modules), [LoadedWeights(module) for module in modules]
         for graph in found.values():
             for name, own in json.loads(graph.metadata_props.pop(OWN)).items():
-                graph.graph.initializers[name].const_value = ir.tensor(weights[own].detach().numpy(), name=name)
+                value, numbers = graph.graph.initializers[name], weights[own].detach().numpy()
+                place, _, parameter = own.partition(" ")
+                value.const_value = (
+                    ir.tensor(numbers, name=name)
+                    if numbers.ndim < 2
+                    else Weight(sources[int(place)], [parameter], numbers.shape, ir.DataType.FLOAT)
+                )
         return found
 
-    def exported(model: PreTrainedModel, *, trees: bool = False) -> ir.Model:
+    def exported(model: PreTrainedModel, weights: Any = None, *, trees: bool = False) -> ir.Model:
         (graph,) = shared(
-            structure_of([model], trees), [model], lambda: {"model.onnx": usual(model, trees=trees)}
+            structure_of([model], trees), [model], lambda: {"model.onnx": usual(model, weights, trees=trees)}
         ).values()
         return graph
 
@@ -125,6 +132,8 @@ def _own_weights(graph: "ir.Model", modules: Sequence[nn.Module]) -> dict[str, s
 
 
 def _place(tensor: Any) -> int | None:
+    if hasattr(tensor, "source"):  # a `Weight`
+        return int(tensor.array().ctypes.data)
     return tensor.raw.data_ptr() if isinstance(getattr(tensor, "raw", None), torch.Tensor) else None
 
 

@@ -232,12 +232,11 @@ def _write(model: "PreTrainedModel", places: int, quantize: str | None, path: Pa
     unless 0.
     """
     require_exporter()
-    import onnx_ir as ir
-
     from specctl.models.onnx.blocks import NotFinite
     from specctl.models.onnx.export import CannotExport, exported
     from specctl.models.onnx.rewriting import BITS, fuse, position_table
     from specctl.models.onnx.rewriting import quantize as round_weights
+    from specctl.models.onnx.weights import save
 
     try:
         graph = exported(model, trees=trees)
@@ -249,7 +248,7 @@ def _write(model: "PreTrainedModel", places: int, quantize: str | None, path: Pa
             raise Unable(f"none of its products has weights that {quantize} rounds")
     except NotFinite as why:
         raise Unable(str(why)) from why
-    ir.save(graph, path, external_data="weights.bin")
+    save(graph, path, "weights.bin")
 
 
 LONG_RUN = 2_000

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AttentionInterface, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.masking_utils import AttentionMaskInterface
 
 from specctl.models.onnx.graph import state_name
 from specctl.models.onnx.rewriting import MICROSOFT
+from specctl.models.onnx.weights import LoadedWeights, Weight, Weights
 from specctl.models.passes.cache import cache_argument
 from specctl.models.passes.watching import LAST, decoder, decoder_layers
 
@@ -30,19 +32,30 @@ class CannotExport(Exception):  # noqa: N818 - it is a finding
     """Why a model cannot be exported, as the end of a sentence."""
 
 
-def as_graph(network: nn.Module, given: Any, sizes: Any, inputs: Sequence[str], outputs: Sequence[str]) -> "ir.Model":
-    """The graph of a network, from torch's exporter.
+def as_graph(
+    network: nn.Module,
+    given: Any,
+    sizes: Any,
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    weights: Weights | None = None,
+    within: str = "",
+) -> "ir.Model":
+    """The graph of a network, from torch's exporter. Parameters of two dimensions and more are `Weight`s in it, and are
+    not read.
 
     Args:
         network: in eval mode.
         given: the arguments of the traced pass.
         sizes: for each argument its dynamic dimensions, a `torch.export.Dim` each, or None.
         inputs, outputs: names of the graph's inputs and outputs.
+        weights: has the network's parameters; None for the network itself.
+        within: a prefix of the parameters' names in the network that they lack in ``weights``.
 
     Raises:
         CannotExport: torch cannot export it.
     """
-    with _quiet(), torch.no_grad():
+    with _quiet(), torch.no_grad(), _without_numbers(network) as lazy:
         try:
             program: Any = torch.onnx.export(
                 network,
@@ -58,7 +71,43 @@ def as_graph(network: nn.Module, given: Any, sizes: Any, inputs: Sequence[str], 
         except Exception as error:  # whatever fails in the exporter, torch can still run the network
             raise _reason(error) from error
     graph: ir.Model = program.model
+    source = weights or LoadedWeights(network)
+    for name in lazy & graph.graph.initializers.keys():
+        value = graph.graph.initializers[name]
+        traced = value.const_value
+        assert traced is not None, "it is an initialiser"
+        value.const_value = Weight(source, [name.removeprefix(within)], traced.shape.numpy(), traced.dtype)
     return graph
+
+
+@contextmanager
+def _without_numbers(network: nn.Module) -> Iterator[set[str]]:
+    """Replace the parameters of two dimensions and more by fakes, which have a shape and a device but no memory.
+
+    Yields:
+        Their names.
+    """
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    fakes: dict[nn.Parameter, nn.Parameter] = {}  # tied parameters stay tied
+    replaced: list[tuple[nn.Module, str, nn.Parameter]] = []
+    lazy: set[str] = set()
+    for path, module in network.named_modules():
+        for name, weight in module.named_parameters(recurse=False):
+            if weight.ndim < 2:
+                continue
+            if weight not in fakes:
+                with mode:
+                    blank = torch.empty(weight.shape, dtype=weight.dtype, device=weight.device)
+                    fakes[weight] = nn.Parameter(blank, requires_grad=False)
+            replaced.append((module, name, weight))
+            lazy.add(f"{path}.{name}" if path else name)
+    try:
+        for module, name, weight in replaced:
+            setattr(module, name, fakes[weight])
+        yield lazy
+    finally:
+        for module, name, weight in replaced:
+            setattr(module, name, weight)
 
 
 def _reason(error: BaseException) -> CannotExport:
@@ -257,7 +306,7 @@ def cache_shapes(model: PreTrainedModel) -> list[CacheShape]:
     """
     cache = DynamicCache(config=model.config)
     device = next(model.parameters()).device
-    with torch.inference_mode():
+    with _without_numbers(model), FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         token = torch.zeros(1, 2, dtype=torch.int64, device=device)
         model(input_ids=token, use_cache=True, **{cache_argument(type(model)): cache})
     shapes = []
@@ -273,7 +322,7 @@ def cache_shapes(model: PreTrainedModel) -> list[CacheShape]:
     return shapes
 
 
-def exported(model: PreTrainedModel, *, trees: bool = False) -> "ir.Model":
+def exported(model: PreTrainedModel, weights: Weights | None = None, *, trees: bool = False) -> "ir.Model":
     """The graph of one pass over T tokens after those in the cache.
 
     Inputs: ``ids`` and ``positions`` ``(1, T)`` int64; ``rows`` ``(R,)`` int64, the indices in the pass to compute
@@ -286,6 +335,7 @@ def exported(model: PreTrainedModel, *, trees: bool = False) -> "ir.Model":
 
     Args:
         model: in eval mode, on one device.
+        weights: has its parameters; None for the model itself.
         trees: whether the graph should read trees; only for a model with full attention in every layer.
 
     Raises:
@@ -318,6 +368,8 @@ def exported(model: PreTrainedModel, *, trees: bool = False) -> "ir.Model":
             sizes,
             [*NUMBERED, *(f"past{name}" for name in kept), *(["bias"] if trees else [])],
             ["logits", *map(state_name, layers), *(f"present{name}" for name in kept)],
+            weights or LoadedWeights(model),
+            within="model.",
         )
 
 

@@ -10,13 +10,16 @@ from onnx_ir.passes import common
 from onnxscript import optimizer
 
 from specctl.models.onnx.blocks import Blocks
+from specctl.models.onnx.weights import Lazy, Weight, weight_of
 
 MICROSOFT = "com.microsoft"  # The domain of onnxruntime's own node types
 
 
 def constant(value: ir.Value | None) -> "np.ndarray | None":
-    """A constant of the graph, such as a weight; None for a computed value."""
-    return None if value is None or value.const_value is None else value.const_value.numpy()
+    """A small constant of the graph; None for a `Weight` and for a computed value."""
+    if value is None or value.const_value is None or weight_of(value) is not None:
+        return None
+    return value.const_value.numpy()
 
 
 def made_by(value: ir.Value | None, kind: str) -> ir.Node | None:
@@ -66,8 +69,8 @@ def set_inputs(node: ir.Node, inputs: Sequence[ir.Value | None]) -> None:
         node.replace_input_with(index, value)
 
 
-def weight_value(graph: ir.Graph, name: str, numbers: "np.ndarray") -> ir.Value:
-    value = ir.val(name, const_value=ir.tensor(numbers, name=name))
+def weight_value(graph: ir.Graph, name: str, numbers: "np.ndarray | Lazy") -> ir.Value:
+    value = ir.val(name, const_value=numbers if isinstance(numbers, Lazy) else ir.tensor(numbers, name=name))
     graph.register_initializer(value)
     return value
 
@@ -123,7 +126,7 @@ class Projection:
     """``source @ weight + bias``."""
 
     source: ir.Value
-    weight: "np.ndarray"
+    weight: Weight
     bias: "np.ndarray | None"
 
 
@@ -136,7 +139,7 @@ def _projected(value: ir.Value | None) -> Projection | None:
         if bias is None:
             return None
     product = made_by(value, "MatMul")
-    weight = None if product is None else constant(product.inputs[1])
+    weight = None if product is None else weight_of(product.inputs[1])
     if product is None or weight is None or product.inputs[0] is None or only_use(product.outputs[0]) is None:
         return None
     return Projection(product.inputs[0], weight, bias)
@@ -146,10 +149,11 @@ def pack(graph: ir.Graph, attention: ir.Node) -> None:
     """One projection for queries, keys and values, where all three are plain projections of the same input."""
     found = [_projected(value) for value in attention.inputs[:3]]
     known = [each for each in found if each is not None]
-    if len(known) < 3 or len({each.source for each in known}) > 1 or len({each.bias is None for each in known}) > 1:
+    kinds = {(each.source, each.bias is None, each.weight.turned) for each in known}
+    if len(known) < 3 or len(kinds) > 1 or not known[0].weight.turned:
         return
     name = f"packed.{attention.outputs[0].name}"
-    weight = weight_value(graph, f"{name}.weight", np.concatenate([each.weight for each in known], axis=1))
+    weight = weight_value(graph, f"{name}.weight", Weight.joined([each.weight for each in known]))
     last = ir.node("MatMul", [known[0].source, weight])
     graph.insert_before(attention, last)
     if known[0].bias is not None:
@@ -420,8 +424,9 @@ def fuse(model: ir.Model, table: PositionTable, *, placed: bool = False) -> None
         placed: whether a token's position may differ from its slot in the cache.
     """
     share_tied(model.graph)
-    limit = 1 << 62  # weights of any size are transposed once, here
-    optimizer.fold_constants(model, input_size_limit=limit, output_size_limit=limit)
+    turn_weights(model.graph)
+    limit = 1 << 62  # all constants but weights are small
+    optimizer.fold_constants(model, input_size_limit=limit, output_size_limit=limit, should_fold=_without_weights)
     tidy = common.RemoveUnusedNodesPass()
     for step in (
         common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
@@ -476,6 +481,22 @@ def share_tied(graph: ir.Graph) -> None:
         graph.remove(turn, safe=True)
 
 
+def turn_weights(graph: ir.Graph) -> None:
+    """Let weights be transposed when they are written, rather than by nodes."""
+    for turn in [node for node in graph if node.op_type == "Transpose"]:
+        weight, turned = weight_of(turn.inputs[0]), turn.outputs[0]
+        if weight is None or turn.attributes["perm"].as_ints() != (1, 0) or turned.is_graph_output():
+            continue
+        value = weight_value(graph, f"{weight.name}.{turned.name}", weight.transposed())
+        turned.replace_all_uses_with(value)
+        graph.remove(turn, safe=True)
+
+
+def _without_weights(node: ir.Node) -> bool | None:
+    """Whether to fold a node: never where a weight would be read, None to let onnxscript decide."""
+    return False if any(weight_of(value) is not None for value in node.inputs) else None
+
+
 def _fuse_rows(graph: ir.Graph, gather: ir.Node) -> None:
     """Select the rows for logits before the transposition, so that it does not run over all states."""
     before = made_by(gather.inputs[0], "Transpose")
@@ -511,14 +532,15 @@ def quantize(model: ir.Model, bits: int) -> int:
     logits = next(value for value in model.graph.outputs if value.name == "logits")
     kept, count = _above(logits), 0
     for node in list(model.graph):
-        weight = constant(node.inputs[1]) if node.op_type == "MatMul" and node is not kept else None
-        if weight is None or weight.ndim != 2 or weight.dtype not in (np.float32, np.float16):
+        found = weight_of(node.inputs[1]) if node.op_type == "MatMul" and node is not kept else None
+        if found is None or len(found.shape) != 2 or found.dtype not in (ir.DataType.FLOAT, ir.DataType.FLOAT16):
             continue
-        blocks = Blocks.of(weight.T, bits)
+        blocks = found.blocks() or Blocks.of(found.by_output(), bits)
+        found.done()
         name = node.inputs[1].name  # type: ignore[union-attr]
         parts = {
             "codes": blocks.codes,
-            "scales": blocks.scales.astype(weight.dtype).reshape(-1),
+            "scales": blocks.scales.astype(found.dtype.numpy()).reshape(-1),
             "zeros": blocks.packed_zeros(),
         }
         given = [

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedModel
 
-SCHEMA_VERSION = 3  # Of the graphs; those of another version are made again
+SCHEMA_VERSION = 4  # Of the graphs; those of another version are made again
 GRAPH = "model.onnx"
 MANIFEST = "manifest.json"
 CHUNK = 1 << 24

@@ -97,10 +97,9 @@ def _opened(head: ChainHead | BlockHead, graphs: HeadGraphs, vocabulary: int) ->
 def _write(head: ChainHead | BlockHead, folder: Path) -> None:
     """Export a head's graphs to files, each with its weights in another file next to it."""
     require_exporter()
-    import onnx_ir as ir
-
     from specctl.models.onnx.export import CannotExport
     from specctl.models.onnx.rewriting import fuse, position_table
+    from specctl.models.onnx.weights import save
 
     places = head.context + (head.block_size if isinstance(head, BlockHead) else 0)
 
@@ -110,7 +109,7 @@ def _write(head: ChainHead | BlockHead, folder: Path) -> None:
     try:
         for file, made in graphs_of(head).items():
             fuse(made, partial(table, made), placed=isinstance(head, BlockHead))
-            ir.save(made, folder / file, external_data=f"{Path(file).stem}.bin")
+            save(made, folder / file, f"{Path(file).stem}.bin")
     except CannotExport as why:
         raise Unable(str(why)) from why
     except OSError:
