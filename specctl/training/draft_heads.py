@@ -29,11 +29,13 @@ from specctl.profile.schema import Profile, SamplingTable, require_whole
 from specctl.reporting.table import DEFINITIONS, Table, inert
 from specctl.text_engine.engine import Answer as ReplicaAnswer
 from specctl.training.epochs import Learner, Schedule
+from specctl.training.lessons import Lessons, room_for_states
 from specctl.training.material import Material, joined, parts_of
 from specctl.training.model_card import Made, Report, card
 from specctl.training.subject import STATE, Source, Subject
 
 RESULTS, CARD, CONFIG = "evaluation.json", "README.md", "config.json"
+STATES = "states"  # Folder of the target's states for the answers, while a head is trained
 SHORTEST = 2  # Tokens of the shortest usable answer: one to draft after another
 DEPTH = 7  # Tokens of the longest evaluated round
 BLOCKS_AT_ONCE = 16
@@ -90,8 +92,6 @@ def frequent_tokens(answers: Sequence[Answer], vocabulary: int, size: int) -> to
 class DraftLearner(Learner):
     """A draft head that learns from a target's answers.
 
-    The target reads every answer again in each epoch, because its states would fill a disk.
-
     Attributes:
         loss: of the last step, in nats for most kinds; None before the first.
     """
@@ -99,10 +99,8 @@ class DraftLearner(Learner):
     warm_up = 0.04
     clip = 0.5
 
-    def __init__(
-        self, head: ChainHead | BlockHead, recipe: Recipe, teacher: Teacher, answers: Sequence[Answer], seed: int
-    ) -> None:
-        self.head, self._recipe, self._teacher, self._answers, self._seed = head, recipe, teacher, answers, seed
+    def __init__(self, head: ChainHead | BlockHead, recipe: Recipe, lessons: Lessons, seed: int) -> None:
+        self.head, self._recipe, self._lessons, self._seed = head, recipe, lessons, seed
         self.networks, self.optimizers = [head], _optimizers(head, recipe.optimizer)
         self.facts = {"recipe": asdict(recipe)}
         self.loss: float | None = None
@@ -110,11 +108,10 @@ class DraftLearner(Learner):
     def gradients(self, batch: Sequence[int], epoch: int, step: int) -> None:  # noqa: ARG002 - the step is enough
         """Accumulate the gradients of a batch's mean loss per answer token."""
         generator = torch.Generator().manual_seed(random.Random(f"step/{self._seed}/{step}").getrandbits(63))
-        kind, answers = HEAD_KINDS[self._recipe.kind].module, [self._answers[index] for index in batch]
-        tokens, total = sum(len(answer.tokens) for answer in answers), 0.0
-        for answer in answers:
-            lesson = self._teacher.lesson(answer.prompt, answer.tokens)
-            loss = kind.loss(self.head, lesson, self._recipe, generator) / tokens
+        kind, total = HEAD_KINDS[self._recipe.kind].module, 0.0
+        tokens = sum(self._lessons.length(index) for index in batch)
+        for index in batch:
+            loss = kind.loss(self.head, self._lessons.lesson(index), self._recipe, generator) / tokens
             loss.backward()
             total += float(loss.detach())
         self.loss = total
@@ -152,7 +149,7 @@ def head_drafts(head: ChainHead | BlockHead, lesson: Lesson, depth: int) -> Iter
     """The rounds of a draft head, of ``depth`` tokens or its maximum."""
     if isinstance(head, ChainHead):
         for step in drafted_steps(head, lesson, depth):
-            yield Drafted(int(step.answer_rows[0]) - step.index, step.index, step.logits)
+            yield Drafted(int(step.answer_rows[0]) - step.index, step.index, head.widened(step.logits))
         return
     for start in range(0, lesson.length, BLOCKS_AT_ONCE):
         end = min(start + BLOCKS_AT_ONCE, lesson.length)
@@ -326,6 +323,7 @@ class DraftHeads(Subject[Answer, Pair]):
 
     command, folder = "train-draft", AnswerFolder
     ends, others = (CONFIG,), (RESULTS,)
+    scratch = (STATE, STATES)
     maker = "specctl.training.draft_heads:replica"
 
     def __init__(self, profile: Profile) -> None:
@@ -364,10 +362,13 @@ class DraftHeads(Subject[Answer, Pair]):
         size = recipe.draft_vocabulary if "draft_vocabulary" in HEAD_KINDS[recipe.kind].flags else vocabulary
         tokens = frequent_tokens(split.train, vocabulary, size)
         head = new_head(recipe, target, tokens, _mask_token(source.models), schedule.seed)
-        teacher = Teacher(target, head.layers)
-        learner = DraftLearner(head, recipe, teacher, split.train, schedule.seed)
+        states = output / STATES
+        several = schedule.epochs > 1 and room_for_states(output, split.train, head.layers, head.state_size)
+        lessons = Lessons(target, head.layers, split.train, tokens, states if several else None)
+        learner = DraftLearner(head, recipe, lessons, schedule.seed)
         seconds = self.train(output, learner, schedule, split.train, progress)
         began = perf_counter()
+        teacher = Teacher(target, head.layers)
         results = self._compare(source, head.bfloat16().float(), recipe, teacher, split.dev, progress)
         made = Made.of(material.seconds, seconds, perf_counter() - began)
         documents = [result.document for result in results]
@@ -375,7 +376,7 @@ class DraftHeads(Subject[Answer, Pair]):
         write_whole(output / CARD, draft_card(results, recipe, schedule, material.facts, made))
         verifier = Verifier.of(material.facts["target"], target)
         write_head(output, head.bfloat16(), verifier)  # its last file marks it as complete
-        (output / STATE).unlink(missing_ok=True)
+        self.remove(output, *self.scratch)
         progress.say(f"wrote {output}")
         return Report({"drafts": documents}, result_tables(results))
 

@@ -1,5 +1,6 @@
 """The subject of a training command: collection of its material, here or in replicas, and its output folder."""
 
+import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -115,6 +116,7 @@ class Subject(ABC, Generic[Item, Models]):
     folder: type[Material[Item]]  # the material's subfolder in the output folder
     ends: Collection[str]  # files written last: any of them marks the folder as complete
     others: Collection[str]  # further files that identify its folder
+    scratch: Collection[str] = (STATE,)  # what it keeps while training, removed at the end
     maker: str  # the maker of replicas that collect its material (`specctl.text_engine.job.Job`)
 
     def __init__(self, profile: Profile) -> None:
@@ -222,17 +224,25 @@ class Subject(ABC, Generic[Item, Models]):
             UsageError: the folder is not empty and has no file that identifies it as the command's.
         """
         held = {path.name.removesuffix(".part") for path in output.iterdir()}
-        if held and not held & {self.folder.contents, STATE, *self.others}:
+        if held and not held & {self.folder.contents, *self.scratch, *self.others}:
             raise UsageError(f"{output} holds nothing that specctl {self.command} has written", "use another folder")
         if not held & set(self.ends):
             return False
-        (output / STATE).unlink(missing_ok=True)
+        self.remove(output, *self.scratch)
         return True
 
     def start_over(self, output: Path) -> None:
         """Remove an earlier run's material and checkpoint from this folder."""
-        for name in (*self.ends, *self.others, STATE, f"{self.folder.contents}/{INDEX}"):
-            (output / name).unlink(missing_ok=True)
+        self.remove(output, *self.ends, *self.others, *self.scratch, f"{self.folder.contents}/{INDEX}")
+
+    @staticmethod
+    def remove(output: Path, *names: str) -> None:
+        """Remove files and folders with these names, where they exist."""
+        for path in (output / name for name in names):
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
 
     def open(self, path: Path, progress: Progress) -> Source[Item, Models]:
         """Open the material of an earlier run.

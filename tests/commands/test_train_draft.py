@@ -76,6 +76,7 @@ def test_a_head_and_its_evaluation(whole: tuple[Path, Any], folder: Path) -> Non
         assert one["accepted"][0] == one["acceptance"][0]
     assert "EAGLE-3" in (path / "README.md").read_text()
     assert not (path / "training.safetensors").exists()
+    assert not (path / "states").exists()
     assert "warning: prompt 3 is left out" in result.stderr
 
 

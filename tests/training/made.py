@@ -2,6 +2,7 @@
 
 from copy import deepcopy
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel
@@ -9,8 +10,9 @@ from transformers import PreTrainedModel
 from specctl.models.draft_heads.block import BlockHead
 from specctl.models.draft_heads.chain import ChainHead
 from specctl.models.draft_heads.kinds import RECIPES, Recipe
-from specctl.models.draft_heads.training import Teacher, new_head
+from specctl.models.draft_heads.training import new_head
 from specctl.training.draft_heads import Answer, DraftLearner
+from specctl.training.lessons import Lessons
 from specctl.training.predictor_examples import Example
 from tests.support.toys import random_model, seeded
 
@@ -73,12 +75,14 @@ def greedy_answers(target: PreTrainedModel, count: int, length: int = 16) -> lis
     return found
 
 
-def draft_learner(of: Recipe, answers: list[Answer], target: PreTrainedModel | None = None) -> DraftLearner:
+def draft_learner(
+    of: Recipe, answers: list[Answer], target: PreTrainedModel | None = None, folder: Path | None = None
+) -> DraftLearner:
     """A head that is about to be trained."""
     target = target or random_model("llama")
     tokens = torch.tensor(DRAWN) if of.kind == "eagle3" and of.draft_vocabulary < VOCABULARY else None
     head = new_head(of, target, tokens, MASK, 0)
-    return DraftLearner(head, of, Teacher(target, head.layers), answers, 0)
+    return DraftLearner(head, of, Lessons(target, head.layers, answers, tokens, folder), 0)
 
 
 def liked_examples(count: int, seed: int = 0) -> list[Example]:

@@ -40,6 +40,7 @@ from specctl.training.draft_heads import (
     result_tables,
 )
 from specctl.training.epochs import Schedule, Training
+from specctl.training.lessons import Lessons
 from tools.embedded.corpus import Corpus, encode_documents, question_prompt, read_corpus
 from tools.embedded.recipe import finished
 from tools.embedded.teacher import continue_prompts
@@ -209,7 +210,7 @@ def main() -> None:
     head = new_head(recipe, target, None, MASK, course.seed)
     if course.begin:
         head.load_state_dict(earlier(Path(course.begin), target).state_dict())
-    learner = DraftLearner(head, recipe, Teacher(target, head.layers), texts, course.seed)
+    learner = DraftLearner(head, recipe, Lessons(target, head.layers, texts), course.seed)
     schedule = Schedule(1, course.batch_size, course.lr, course.seed)
     training = Training(learner, schedule, len(texts), args.work / f"{args.kind}.state")
     training.run(lambda: print(f"step {training.step}/{training.steps}  loss {learner.loss:.3f}", flush=True))

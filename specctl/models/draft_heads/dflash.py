@@ -286,19 +286,19 @@ def loss(head: BlockHead, lesson: "Lesson", recipe: "Recipe", generator: torch.G
     chosen = torch.randperm(lesson.length - 1, generator=generator)[:count].sort().values
     blocks = drafted_blocks(head, lesson, chosen.to(lesson.ids.device) + lesson.first - 1)
     of = dspark_loss if recipe.kind == "dspark" else dflash_loss
-    return of(blocks, lesson, recipe.gamma, head.tokens) * lesson.length
+    return of(blocks, lesson, recipe.gamma) * lesson.length
 
 
-def dflash_loss(blocks: "Blocks", lesson: "Lesson", gamma: float, vocabulary: torch.Tensor | None) -> torch.Tensor:
+def dflash_loss(blocks: "Blocks", lesson: "Lesson", gamma: float) -> torch.Tensor:
     """A weighted mean over the drafted tokens: cross-entropy with the target's distribution (speculators)."""
     from specctl.models.draft_heads.training import law_loss
 
     weights = _token_weights(blocks, gamma)
     target = lesson.logits[blocks.answer_rows.clamp(max=lesson.length - 1)]  # (R, K, V)
-    return (law_loss(blocks.logits, target, vocabulary) * weights).sum() / weights.sum()
+    return (law_loss(blocks.logits, target) * weights).sum() / weights.sum()
 
 
-def dspark_loss(blocks: "Blocks", lesson: "Lesson", gamma: float, vocabulary: torch.Tensor | None) -> torch.Tensor:
+def dspark_loss(blocks: "Blocks", lesson: "Lesson", gamma: float) -> torch.Tensor:
     """A weighted mean over the drafted tokens.
 
     Cross-entropy with the text's tokens, the total variation between both distributions, and the cross-entropy of the
@@ -308,8 +308,6 @@ def dspark_loss(blocks: "Blocks", lesson: "Lesson", gamma: float, vocabulary: to
     wanted = blocks.answer_rows.clamp(max=lesson.length - 1)  # (R, K)
     label, target = lesson.ids[lesson.first :][wanted], lesson.logits[wanted]
     token = cross_entropy(blocks.logits.flatten(0, 1), label.flatten(), reduction="none").view_as(weights)
-    if vocabulary is not None:
-        token = torch.where(torch.isin(label, vocabulary), token, 0)
     distance = 0.5 * (blocks.logits.softmax(-1) - target.softmax(-1)).abs().sum(-1)
     found = TOKEN_WEIGHT * token + 2 * DISTANCE_WEIGHT * distance  # DeepSpec's code uses the sum of differences
     if blocks.confidence is not None:

@@ -150,4 +150,4 @@ def step_loss(step: "Step", lesson: "Lesson") -> torch.Tensor:
     target = lesson.logits[step.answer_rows]
     wanted = lesson.states[-1][step.answer_rows + lesson.first - 1]  # those of token x_p stand for the state of p
     feature = smooth_l1_loss(step.features, wanted, reduction="none").mean(-1).sum()
-    return FEATURE_WEIGHT * feature + DISTRIBUTION_WEIGHT * law_loss(step.logits, target, None).sum()
+    return FEATURE_WEIGHT * feature + DISTRIBUTION_WEIGHT * law_loss(step.logits, target).sum()

@@ -304,10 +304,10 @@ def loss(head: Eagle3Head, lesson: "Lesson", recipe: "Recipe", generator: torch.
 
     longer = torch.rand(lesson.length, generator=generator).to(lesson.ids.device) < recipe.rounds
     steps = drafted_steps(head, lesson, recipe.steps, longer=longer)
-    return torch.stack([step_loss(step, lesson, head.tokens, recipe.rounds) for step in steps]).sum()
+    return torch.stack([step_loss(step, lesson, recipe.rounds) for step in steps]).sum()
 
 
-def step_loss(step: "Step", lesson: "Lesson", vocabulary: torch.Tensor | None, rounds: float) -> torch.Tensor:
+def step_loss(step: "Step", lesson: "Lesson", rounds: float) -> torch.Tensor:
     """A step's loss, summed over the answer's tokens. Only a share ``rounds`` of the rounds continued after their first
     token; the sum is scaled up to all rounds.
     """
@@ -315,4 +315,5 @@ def step_loss(step: "Step", lesson: "Lesson", vocabulary: torch.Tensor | None, r
 
     share = rounds if step.index else 1.0
     target = lesson.logits[step.answer_rows]
-    return STEP_DECAY**step.index / share * law_loss(step.logits, target, vocabulary).sum()
+    counted = None if lesson.counted is None else lesson.counted[step.answer_rows]
+    return STEP_DECAY**step.index / share * law_loss(step.logits, target, counted).sum()

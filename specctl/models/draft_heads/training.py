@@ -30,8 +30,10 @@ class Lesson:
     first: int  # the place of the answer's first token, at least 1
     states: States  # the target's, ``(N, D)`` float32 for each of the head's layers
     # ``(A, V)`` float32, the target's logits at the A = N - first positions before the answer's tokens: row i predicts
-    # x_(first + i)
+    # x_(first + i); ``(A, D)`` for a head that can draft D tokens only
     logits: torch.Tensor
+    # ``(A,)`` bool, with D logits: whether the target's likeliest token is one of the D; None if D = V
+    counted: torch.Tensor | None = None
 
     @property
     def length(self) -> int:
@@ -171,7 +173,7 @@ class Step:
 
     index: int  # j, from 0
     answer_rows: torch.Tensor  # ``(R,)`` int64, rising: which of the answer's tokens each of them predicts
-    logits: torch.Tensor  # ``(R, V)``
+    logits: torch.Tensor  # ``(R, D)``, over the draft vocabulary
     features: torch.Tensor  # ``(R, F)``, the head's own
 
 
@@ -216,7 +218,7 @@ def drafted_steps(
     mask = head.causal(places, places)  # (T, T)
     cache = DynamicCache()
     found = head(ids[None, begin:-1], features[None], places, mask[None, None], cache, len(starts))
-    yield Step(0, starts + 1 - lesson.first, head.widened(found.logits), found.features)
+    yield Step(0, starts + 1 - lesson.first, found.logits, found.features)
     own = found.features
     if longer is not None:
         chosen = longer[starts + 1 - lesson.first]
@@ -232,7 +234,7 @@ def drafted_steps(
         fed = starts + index
         found = head(ids[None, fed], own[None, :rounds], fed, mask[None, None], cache)
         own = found.features
-        yield Step(index, fed + 1 - lesson.first, head.widened(found.logits), own)
+        yield Step(index, fed + 1 - lesson.first, found.logits, own)
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,17 +277,14 @@ def drafted_blocks(head: BlockHead, lesson: Lesson, anchors: torch.Tensor) -> Bl
     return Blocks(torch.stack(found, 1), confidence, wanted - lesson.first, wanted < len(ids))
 
 
-def law_loss(logits: torch.Tensor, target: torch.Tensor, vocabulary: torch.Tensor | None) -> torch.Tensor:
-    """Cross-entropy ``(...)`` in nats of logits ``(..., V)`` with the target's distribution, of logits ``(..., V)``.
+def law_loss(logits: torch.Tensor, target: torch.Tensor, counted: torch.Tensor | None = None) -> torch.Tensor:
+    """Cross-entropy ``(...)`` in nats of logits ``(..., D)`` with the target's distribution, of logits ``(..., D)``.
 
-    Both distributions are restricted to the draft vocabulary ``(D,)``; elsewhere the head's logits are -inf. The loss
-    is 0 where the target's likeliest token is outside it (EAGLE-3's code, ``cnets.py``).
+    Both distributions are over the draft vocabulary. The loss is 0 where ``counted`` ``(...)`` is False, which is where
+    the target's likeliest token is outside it (EAGLE-3's code, ``cnets.py``).
     """
-    if vocabulary is None:
-        return -(target.softmax(-1) * log_softmax(logits, -1)).sum(-1)
-    wanted = target[..., vocabulary].softmax(-1)
-    counted = torch.isin(target.argmax(-1), vocabulary)
-    return -(wanted * log_softmax(logits[..., vocabulary], -1)).sum(-1) * counted
+    loss = -(target.softmax(-1) * log_softmax(logits, -1)).sum(-1)
+    return loss if counted is None else loss * counted
 
 
 def text_loss(step: Step, lesson: Lesson) -> torch.Tensor:
