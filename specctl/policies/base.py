@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, get_args, ru
 from specctl.records import DraftStep, Round
 
 if TYPE_CHECKING:
-    from specctl.policies.cost_optimal import JointCostOptimal
+    from specctl.policies.cost_optimal import CostOptimalBatch
 
 Signal = Literal["entropy", "top_prob", "token_prob", "accept_prob", "next_accept_prob", "own_accept_prob", "agreement"]
 """A field of `DraftStep` that a policy may read."""
@@ -116,7 +116,7 @@ class Rule(ABC):
     def rested(self, rounds: int) -> None:  # noqa: B027 - most policies never rest
         """Count this many rounds of `rests`."""
 
-    def joint(self) -> "JointCostOptimal | None":
+    def joint(self) -> "CostOptimalBatch | None":
         """The object that decides for all texts of a batch together; None for a policy that is copied for each text."""
         return None
 
@@ -140,7 +140,7 @@ def rests(policy: StoppingPolicy) -> int:
     return policy.rests() if isinstance(policy, Rule | Resting) else 0
 
 
-def joint_of(policy: StoppingPolicy) -> "JointCostOptimal | None":
+def joint_of(policy: StoppingPolicy) -> "CostOptimalBatch | None":
     """`Rule.joint`; None for policies without it."""
     return policy.joint() if isinstance(policy, Rule) else None
 

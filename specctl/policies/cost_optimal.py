@@ -85,26 +85,31 @@ class CostOptimal(Rule):
     use_head: bool = False
     use_foresight: bool = False
     use_agreement: bool = False
+    size = 1.0  # its weight as a request to `Decisions`
+    __hash__ = object.__hash__  # a batch keeps sets of its texts
+    batch: "CostOptimalBatch" = field(init=False, repr=False)  # what the texts of a batch share
+    drafted: int = field(init=False, repr=False, compare=False, default=0)  # tokens of the draft so far
+    # the probability that the next token is accepted and all before it are; and that it is if all before it are
+    gain: float = field(init=False, repr=False, compare=False, default=0.0)
+    following: float = field(init=False, repr=False, compare=False, default=1.0)
+    unread: int = field(init=False, repr=False, default=0)  # tokens of the text that the next draft has to read first
+    _ask: "Callable[[CostOptimal], int] | None" = field(init=False, repr=False, default=None)  # None for a text alone
     _accepted: OnlineLogistic = field(init=False, repr=False)
     _accepted_as_predicted: OnlineLogistic = field(init=False, repr=False)
     _next: OnlineLogistic = field(init=False, repr=False)
     _first: OnlineLogistic = field(init=False, repr=False)
     _rates: TokenRates = field(init=False, repr=False)
     _agreeing: AgreementCurve = field(init=False, repr=False)
-    _times: RoundTimes = field(init=False, repr=False)
-    _allowance: DraftAllowance = field(init=False, repr=False)
-    _drafts: DraftSums = field(init=False, repr=False)
-    _last_token: int | None = field(init=False, repr=False)
-    _limit: int = field(init=False, repr=False)
+    _last_token: int | None = field(init=False, repr=False, default=None)
+    _limit: int | None = field(init=False, repr=False, default=None)  # None until the next round is decided about
     _read: TextRead = field(init=False, repr=False)
-    _seen: int = field(init=False, repr=False)  # rounds of the text so far
+    _seen: int = field(init=False, repr=False, default=0)  # rounds of the text so far
     _passed: list[Round] = field(init=False, repr=False)  # rounds passed over, and not yet booked
-    _to_pass: int = field(init=False, repr=False)  # how many more rounds with drafts to pass over
+    _to_pass: int = field(init=False, repr=False, default=0)  # how many more rounds with drafts to pass over
     _survival_before: float = field(init=False, repr=False, compare=False, default=1.0)
     _survival: float = field(init=False, repr=False, compare=False, default=1.0)
     _last_features: tuple[float, float] = field(init=False, repr=False, compare=False, default=(0.0, 0.0))
     _first_accepted: float = field(init=False, repr=False, compare=False, default=1.0)
-    _following: float = field(init=False, repr=False, compare=False, default=1.0)
 
     def __post_init__(self) -> None:
         if self.use_head + self.use_foresight + self.use_agreement > 1:
@@ -114,11 +119,14 @@ class CostOptimal(Rule):
     def _restart(self) -> None:
         self._accepted, self._accepted_as_predicted, self._next, self._first = estimators(self.use_foresight)
         self._rates, self._agreeing = TokenRates(RATE_PRIOR), AgreementCurve()
-        self._times = RoundTimes(self.cost_ratio)
-        self._allowance = DraftAllowance(self._times, DraftAccount())
-        self._drafts = DraftSums(SPEED_MEMORY)
-        self._last_token, self._seen, self._read, self._passed, self._to_pass = None, 0, TextRead(), [], 0
-        self._decide(0)
+        self.batch, self._passed = CostOptimalBatch(self), []
+        self._begin_text()
+        self._decide()
+
+    def _begin_text(self) -> None:
+        # A draft that is wanted now reads the prompt. How much others lack is known after a round.
+        self._last_token, self._read, self._seen = None, TextRead(), 0
+        self.drafted, self.gain, self.unread = 0, 0.0, 0
 
     @classmethod
     def signals_of(cls, values: Mapping[str, Any]) -> frozenset[Signal]:
@@ -134,36 +142,61 @@ class CostOptimal(Rule):
     @property
     def current_threshold(self) -> float:
         """The acceptance probability at which one more draft token just pays."""
-        return self._times.price
+        return self.batch.times.price
+
+    def joint(self) -> "CostOptimalBatch | None":
+        return self.batch if self.carry_over else None
+
+    def forget(self) -> None:
+        """Forget the text, and the limit if it was requested: the next text's prompt comes first, and then `reset`."""
+        self._limit = None
+        self.batch.leave(self)
+        self._begin_text()
 
     def reset(self) -> None:
         if not self.carry_over:
             self._restart()
             return
+        if self._ask is not None:  # a limit requested with the prompt is valid for the first round
+            self._begin_text()
+            return
         self._take_down()
-        # A draft that is wanted when a text begins has read the prompt. How much other drafts lack is known after a
-        # round.
-        self._last_token, self._read, self._seen = None, TextRead(), 0
-        self._allowance.asleep = 0  # so that a text's first round is looked at
+        self._begin_text()
+        self.batch.allowance.asleep = 0  # so that a text's first round is looked at
         if self._limit:
-            self._decide(0)
+            self._decide()
 
     def draft_limit(self) -> int:
-        return self._limit
+        if self._limit is None and self._ask is not None:
+            self.drafted, self.gain = 0, self.first_gain()
+            self._limit = self._ask(self)
+        return self._limit or 0
+
+    def _decide(self) -> None:
+        """Decide on the next round of a text alone."""
+        batch, first = self.batch, self.first_gain()
+        self._limit = batch.limit(first > batch.times.price, first, self.unread)
+        self._to_pass = batch.allowance.every - 1 - batch.allowance.passed
 
     def should_stop(self, step: DraftStep) -> bool:
         self.look(step)
-        drafted, gain, spent = step.index, self._survival * self._following, self._times.spent
-        if drafted + 1 < len(spent) and spent[drafted] + gain > spent[drafted + 1]:
-            return False  # usually the next token alone decides
-        return not self._goes_on(drafted, gain, self._following)
+        drafted, gain = step.index, self._survival * self.following
+        if self._ask is None:
+            spent = self.batch.times.spent
+            if drafted + 1 < len(spent) and spent[drafted] + gain > spent[drafted + 1]:
+                return False  # usually the next token alone decides
+            return not self.goes_on(drafted, gain, self.following)
+        if drafted >= self.draft_limit():
+            return False
+        self.drafted, self.gain = drafted, gain
+        return not self._ask(self)
 
     def look(self, step: DraftStep) -> None:
         """Estimate the probability that all tokens so far are accepted, and that of the next one if they are."""
         index = step.index
         if self.use_foresight:
             # The probability that this token and all before it are accepted, from the predictions made before each.
-            survival = self._survival * self._following if index > 1 else self._first_accepted
+            survival = self._survival * self.following if index > 1 else self._first_accepted
             outlook = foreseen(step)
         else:
             # The same from the distribution at each position.
@@ -180,9 +213,9 @@ class CostOptimal(Rule):
             accepted = self._accepted.predict(confidence, outlook)
             survival = before * (self._agreeing.corrected(accepted, step) if self.use_agreement else accepted)
         self._survival = survival
-        self._following = self._next.predict(outlook, self._rates.surplus(step.token))
+        self.following = self._next.predict(outlook, self._rates.surplus(step.token))
 
-    def _goes_on(self, drafted: int, gain: float, following: float) -> bool:
+    def goes_on(self, drafted: int, gain: float, following: float) -> bool:
         """Whether some number of further draft tokens is expected to save more time than it costs.
 
         Args:
@@ -193,7 +226,7 @@ class CostOptimal(Rule):
         end = drafted + 1 + AHEAD
         if end > self.max_draft + 2:
             end = self.max_draft + 2
-        spent = self._times.upto(end)
+        spent = self.batch.times.upto(end)
         gains = spent[drafted] + gain
         if gains > spent[drafted + 1]:
             return True
@@ -204,89 +237,64 @@ class CostOptimal(Rule):
                 return True
         return False
 
-    def joint(self) -> "JointCostOptimal | None":
-        return JointCostOptimal(self) if self.carry_over else None
+    def first_gain(self) -> float:
+        """The probability that the next draft's first token is accepted."""
+        self._first_accepted = first = self._first.predict(self._rates.surplus(self._last_token))
+        return first
 
     def observe(self, round_: Round) -> None:
+        alone, batch = self._ask is None, self.batch
         if self._to_pass and round_.steps:
             self._to_pass -= 1
             self._passed.append(round_)
-        elif self._allowance.asleep and not round_.steps:
-            self._allowance.doze()
-        elif self._limit and not round_.steps and round_.stop is StopReason.BUDGET:
-            self._read_on(round_)  # there was no room, which says nothing about drafts
+            return
+        if alone:
+            if batch.allowance.asleep and not round_.steps:
+                batch.allowance.doze()
+                return
+            if self._limit and not round_.steps and round_.stop is StopReason.BUDGET:
+                self._read_on(round_)  # there was no room, which says nothing about drafts
+                return
+            if self._passed:
+                self._take_down()
+        seen, self._seen = self._seen, self._seen + 1
+        if round_.steps:
+            if batch.allowance.idle:
+                self._first.age(AGING * batch.wake())
+            if not batch.passes_over:
+                self._learn_verdicts(round_)
+        emitted, unread = self._read_on(round_)
+        self.unread = self._read.missing(round_.context + emitted)
+        ended = Ended(round_, emitted, unread, seen)
+        if alone:
+            batch.learn((ended,))
+            self._decide()
         else:
-            self._take_down()
-            self._decide(self._learn(round_))
+            self._limit = None
+            batch.tell(self, ended)
 
     def _take_down(self) -> None:
         """Book the savings of the rounds passed over, all at once, so that the code runs from warm caches."""
+        batch = self.batch
         for round_ in self._passed:
-            self._allowance.pass_over(len(round_.steps), len(round_.steps), expected_accepted(round_))
-            self._times.pass_over(drafted=True)
+            steps = len(round_.steps)
+            batch.allowance.pass_over(steps, steps, expected_accepted(round_))
+            batch.times.pass_over(drafted=True)
             self._read_on(round_)
         self._seen += len(self._passed)
         self._passed.clear()
 
-    def _learn(self, round_: Round) -> int:
-        """Learn from a round. Returns how many tokens of the text the next draft has to read first."""
-        allowance = self._allowance
-        seen, self._seen = self._seen, self._seen + 1
-        first = not seen and not round_.index  # in a chain, a copy may have come earlier
-        if not round_.steps:
-            allowance.idle += 1
-        elif allowance.idle:
-            self.wake()
-        emitted, unread = self.learn_text(round_)
-        # A text's first round also reads the prompt, and a target-only pass right after it runs from cold caches.
-        if round_.verify_seconds and not first and (round_.steps or seen > 1):
-            self._times.learn(round_, emitted, unread)
-            if round_.steps:
-                self._drafts.learn(round_)
-        else:
-            self._times.pass_over(bool(round_.steps))
-        allowance.book(len(round_.steps), len(round_.steps), expected_accepted(round_), unread)
-        return self._read.missing(round_.context + emitted)
-
-    def rests(self) -> int:
-        return 0 if self._limit else self._allowance.asleep
-
-    def rested(self, rounds: int) -> None:
-        self._allowance.doze(rounds)
-
-    def wake(self) -> None:
-        """Note the first draft after a long pause."""
-        idle, self._allowance.idle = self._allowance.idle, 0
-        self._first.age(AGING * idle)
-        self._times.doubt(trust_after(idle))
-
-    def learn_text(self, round_: Round) -> tuple[int, int]:
-        """Learn from acceptance. Returns the number of tokens added to the text, and how many of its tokens the draft
-        had to read.
-        """
-        if round_.steps:
-            self._learn_verdicts(round_)
-        return self._read_on(round_)
-
     def _read_on(self, round_: Round) -> tuple[int, int]:
-        """Update the positions of text and draft; returns the same as `learn_text`."""
+        """Update the positions of text and draft.
+
+        Returns:
+            The number of tokens added to the text, and how many of its tokens the draft had to read.
+        """
         emitted = round_.accepted + (round_.extra is not None)
         unread = self._read.round(round_.context, bool(round_.steps), emitted)
         if emitted:
             self._last_token = round_.emitted[-1] if round_.extra is None else round_.extra
         return emitted, unread
-
-    def _decide(self, unread: int) -> None:
-        """Decide on the next round, in which the draft has to read ``unread`` tokens of the text first."""
-        times, first = self._times, self.first_gain()
-        pays = first > times.price and self._drafts.pays(first, times.price, times.entry)
-        self._limit = min(self.max_draft, self._allowance.longest(pays, unread))
-        self._to_pass = self._allowance.every - 1 - self._allowance.passed
-
-    def first_gain(self) -> float:
-        """The probability that the next draft's first token is accepted."""
-        self._first_accepted = first = self._first.predict(self._rates.surplus(self._last_token))
-        return first
 
     def _learn_verdicts(self, round_: Round) -> None:
         steps, accepted = round_.steps, round_.accepted
@@ -311,51 +319,93 @@ class CostOptimal(Rule):
                 self._next.learn(outcome, outlook_before, surplus)
             token_before, outlook_before = step.token, outlook
 
+    def rests(self) -> int:
+        if self._ask is None:
+            return 0 if self._limit else self.batch.allowance.asleep
+        rounds = self.batch.rest.begin(self)
+        if rounds:
+            self._limit = 0  # so that it does not ask
+        return rounds
 
-class JointCostOptimal:
-    """Decides for which set S of texts drafting goes on.
+    def rested(self, rounds: int) -> None:
+        if self._ask is None:
+            self.batch.allowance.doze(rounds)
+            return
+        self._limit = None
+        self._last_token, self.unread = None, self.unread + rounds  # each round added one token
+        self.batch.rest.end(self, rounds)
 
-    The set maximises
+
+class Ended(NamedTuple):
+    """A finished round of one text."""
+
+    round: Round  # the round
+    emitted: int  # number of tokens that it added
+    unread: int  # number of tokens of the text that its draft had to read first
+    seen: int  # rounds of its text before it
+
+
+@dataclass
+class CostOptimalBatch:
+    """What the texts of a batch share: the times of rounds, the account, and the decision which of them draft on.
+
+    Drafting goes on for the set S of texts that maximises
 
         sum of g_i over S - rho (d(|S|) + v(N + |S|) - v(N)),
 
-    and drafting ends when no set has a positive value. g_i is the probability that the next token of text i and all
-    before it are accepted, rho the batch's tokens/s, d(n) the time of a draft pass over n texts, and v(N) that of a
-    verification of N tokens. A set's cost depends only on its size, so the best set of each size has the texts with the
-    largest gains. With one text this is the rule of `CostOptimal`, which learns from each round at once.
+    and ends when no set has a positive value. g_i is the probability that the next token of text i and all before it
+    are accepted, rho the batch's tokens/s, d(n) the time of a draft pass over n texts, and v(N) that of a verification
+    of N tokens. A set's cost depends only on its size, so the best set of each size has the texts with the largest
+    gains. With one text this is the rule of `CostOptimal`. A text alone is learned from, and its next round decided
+    about, when its round ends; several texts, when the next round begins.
 
-    Acceptance is learned from all texts. Times of rounds are learned as by `CostOptimal`, for all texts together: a
-    step is a draft pass over all texts, and a token to verify means one token of each text. d(n) is then a line. Its
-    slope is learned from how times change with the number of texts that still draft. Rounds of few and of many texts
-    take different times, so each class of batch sizes, up to a power of 2, has its own estimates.
+    Times are learned for all texts together: a step is a draft pass over all texts, and a token to verify means one
+    token of each text. d(n) is then a line. Its slope is learned from how times change with the number of texts that
+    still draft. Rounds of few and of many texts take different times, so each class of batch sizes, up to a power of 2,
+    has its own estimates.
 
     Args:
-        policy: a new policy; it holds everything learned.
+        policy: a new policy of this batch.
     """
 
-    def __init__(self, policy: "CostOptimal") -> None:
-        self.shared = policy
-        self.ended: list[Ended] = []
-        self._round: set[CostOptimalText] = set()  # texts with a token in the coming verification
-        self._drafted = 0
-        self._late = False  # whether a draft of this round began after others
-        self.rest = JointRest(policy._allowance)
-        self._due: set[CostOptimalText] = set()  # texts whose round has not ended
-        self._begun = 0  # consecutive rounds in which texts began
-        self.passes_over = False  # whether nothing is learned from this round
-        self._pass = RunningLine(COST_MEMORY)  # seconds of a draft pass, by its number of texts
-        self._most = 1  # largest number of texts in a round so far
-        self._times = {0: policy._times}  # estimates by batch size class
+    policy: CostOptimal = field(repr=False, compare=False)
+    times: RoundTimes = field(init=False)  # of rounds with as many texts as the current one
+    allowance: DraftAllowance = field(init=False)
+    rest: "JointRest" = field(init=False, compare=False)
+    ended: list[Ended] = field(init=False, compare=False, default_factory=list)
+    passes_over: bool = field(init=False, default=False)  # whether nothing is learned from this round
+    _drafts: DraftSums = field(init=False, default_factory=lambda: DraftSums(SPEED_MEMORY))
+    _limit: int = field(init=False, default=0)  # the longest draft of this round
+    # texts with a token in the coming verification
+    _round: set[CostOptimal] = field(init=False, compare=False, default_factory=set)
+    _drafted: int = field(init=False, compare=False, default=0)
+    _late: bool = field(init=False, compare=False, default=False)  # whether a draft of this round began after others
+    # texts whose round has not ended
+    _due: set[CostOptimal] = field(init=False, compare=False, default_factory=set)
+    _begun: int = field(init=False, default=0)  # consecutive rounds in which texts began
+    # seconds of a draft pass, by its number of texts
+    _pass: RunningLine = field(init=False, default_factory=lambda: RunningLine(COST_MEMORY))
+    _count: int = field(init=False, default=1)  # number of texts of the current round
+    _most: int = field(init=False, default=1)  # the largest such number so far
+    _by_size: dict[int, RoundTimes] = field(init=False)  # estimates by batch size class
 
-    def text(self, ask: "Callable[[CostOptimalText], int]") -> "CostOptimalText":
-        """The policy of one more text.
+    def __post_init__(self) -> None:
+        self.times = RoundTimes(self.policy.cost_ratio)
+        self.allowance = DraftAllowance(self.times, DraftAccount())
+        self.rest, self._by_size = JointRest(self.allowance), {0: self.times}
+
+    def text(self, ask: "Callable[[CostOptimal], int]") -> CostOptimal:
+        """The policy of one more text, with a state of its own and shared estimates.
 
         Args:
             ask: called with the text's policy; waits for `run`, and returns its answer for this policy.
         """
-        return CostOptimalText(self, ask)
+        text = copy(self.policy)
+        text._ask, text._passed = ask, []
+        text.forget()
+        return text
 
-    def run(self, texts: "Sequence[CostOptimalText]", /) -> list[int]:
+    def run(self, texts: "Sequence[CostOptimal]", /) -> list[int]:
         """For each text that asks, the most tokens that it may still draft; 0 for none."""
         if self.rest:  # a text that begins meanwhile waits for the others
             return [0] * len(texts)
@@ -368,66 +418,83 @@ class JointCostOptimal:
             chosen = self._worth(texts)
         self._due |= starts
         self._drafted += len(chosen)
-        limit = self.shared._limit
-        self.rest.offer(() if limit or not self.shared._allowance.asleep else texts)
-        return [limit if text in chosen else 0 for text in texts]
+        self.rest.offer(() if self._limit or not self.allowance.asleep else texts)
+        return [self._limit if text in chosen else 0 for text in texts]
 
-    def tell(self, text: "CostOptimalText", ended: "Ended") -> None:
+    def tell(self, text: CostOptimal, ended: Ended) -> None:
         """Report the end of a text's round. Nothing is learned from a text without a decision, while others rested."""
         if text in self._due:
             self._due.remove(text)
             self.ended.append(ended)
 
-    def _begin(self, texts: "Sequence[CostOptimalText]") -> "set[CostOptimalText]":
+    def leave(self, text: CostOptimal) -> None:
+        """Another text starts in this text's place."""
+        self._due.discard(text)
+        self.rest.leave(text)
+
+    def limit(self, worth: bool, first: float, unread: int) -> int:
+        """The longest draft in the next round.
+
+        Args:
+            worth: whether the first token is, at its price.
+            first: the probability that its first token is accepted; of several texts the mean.
+            unread: tokens of the text that the draft has to read first; of several texts the mean.
+        """
+        times = self.times
+        pays = worth and self._drafts.pays(first, times.price, times.entry)
+        self._limit = min(self.policy.max_draft, self.allowance.longest(pays, unread))
+        return self._limit
+
+    def _begin(self, texts: "Sequence[CostOptimal]") -> set[CostOptimal]:
         """The texts that draft in a new round."""
-        shared, ended, self.ended, late = self.shared, self.ended, [], self._late
+        allowance, ended, self.ended, late = self.allowance, self.ended, [], self._late
         self._round, self._drafted = {*texts}, sum(text.drafted for text in texts)
         self._late = self._drafted > 0
         if ended:
-            if shared._allowance.asleep and not any(each.begins or each.round.steps for each in ended):
-                shared._allowance.doze()
+            drafted = any(each.round.steps for each in ended)
+            if allowance.asleep and not drafted and all(each.seen for each in ended):
+                allowance.doze()
                 return set()
-            self._play(len(ended))
-            if self.passes_over and any(each.round.steps for each in ended):
+            if self.passes_over and drafted:
+                self._play(len(ended))
                 self._pass_over([each.round for each in ended])
             else:
-                self._learn(ended, late=late)
+                self.learn(ended, late=late)
         self._play(len(texts))
-        self.passes_over = shared._allowance.passed < shared._allowance.every - 1
-        if len(texts) == 1:
-            shared._last_token = texts[0].own._last_token
-            shared._decide(texts[0].unread)
-            return set(texts)
-        chosen, times = self._worth(texts), shared._times
-        first = sum(text.gain for text in chosen) / len(chosen) if chosen else 0.0
-        pays = bool(chosen) and shared._drafts.pays(first, times.price, times.entry)
+        self.passes_over = allowance.passed < allowance.every - 1
         unread = sum(text.unread for text in texts) // len(texts)
-        shared._limit = min(shared.max_draft, shared._allowance.longest(pays, unread))
-        return chosen if pays else set(texts)
+        if len(texts) == 1:
+            (text,) = texts
+            self.limit(text.gain > self.times.price, text.gain, unread)
+            return {text}
+        chosen = self._worth(texts)
+        first = sum(text.gain for text in chosen) / len(chosen) if chosen else 0.0
+        self.limit(bool(chosen), first, unread)
+        return {*texts} if allowance.probing else chosen
 
     def _play(self, count: int) -> None:
         """Decide by, and learn, the times of rounds with this many texts.
 
         Until a class has timed rounds of its own, it starts from the nearest class's times.
         """
-        shared, class_, known = self.shared, (count - 1).bit_length(), self._times
-        self._most = max(self._most, count)
+        class_, known = (count - 1).bit_length(), self._by_size
+        self._count, self._most = count, max(self._most, count)
         if class_ not in known:
             several = [each for each in known if each]
             near = min(several, key=lambda each: abs(each - class_), default=None)
-            known[class_] = RoundTimes(shared.cost_ratio) if near is None else deepcopy(known[near])
+            known[class_] = RoundTimes(self.policy.cost_ratio) if near is None else deepcopy(known[near])
             known[class_].read_several()
-        shared._times = shared._allowance.times = known[class_]
-        shared._allowance.part = count / self._most
+        self.times = self.allowance.times = known[class_]
+        self.allowance.part = count / self._most
 
-    def _worth(self, texts: "Sequence[CostOptimalText]") -> "set[CostOptimalText]":
+    def _worth(self, texts: "Sequence[CostOptimal]") -> set[CostOptimal]:
         """The texts for which drafting goes on."""
-        shared, count = self.shared, len(self._round)
+        count = len(self._round)
         if count == 1:
             (text,) = texts
-            return {text} if shared._goes_on(text.drafted, text.gain, text.own._following) else set()
+            return {text} if text.goes_on(text.drafted, text.gain, text.following) else set()
         ordered = sorted(texts, key=lambda text: -text.gain)
-        further, drafted, gains, best, size = shared._times.further, self._drafted / count, 0.0, 0.0, 0
+        further, drafted, gains, best, size = self.times.further, self._drafted / count, 0.0, 0.0, 0
         for number, text in enumerate(ordered, start=1):
             gains += text.gain
             value = gains - count * further(drafted, number / count, self._share(number, count))
@@ -441,62 +508,73 @@ class JointCostOptimal:
             return 1.0
         return self._pass.at(texts) / (self._pass.at(count) or 1.0)
 
-    def _learn(self, ended: "Sequence[Ended]", *, late: bool) -> None:
+    def wake(self) -> int:
+        """Note the first draft after a pause; returns for how many rounds there was none."""
+        idle, self.allowance.idle = self.allowance.idle, 0
+        self.times.doubt(trust_after(idle))
+        return idle
+
+    def learn(self, ended: "Sequence[Ended]", *, late: bool = False) -> None:
         """Learn from a round of the batch: from the mean over its texts, but from the total times.
 
-        Where a draft began after others, the number of texts in each pass is not known.
+        A text's first round also reads the prompt, and all other texts wait for it. So the times of such rounds are
+        skipped while there are others. Where texts begin all the time, times are learned from the shares of the
+        continuing texts. Shares are proportional to tokens, so they are too small where a pass reads a prompt's many
+        tokens almost for free. A target-only pass of a text alone right after its prompt's runs from cold caches.
+
+        Args:
+            ended: the texts' rounds.
+            late: whether a draft began after others, so that the number of texts in each pass is not known.
         """
-        shared, texts, rounds = self.shared, len(ended), [each.round for each in ended]
-        total, passes = sum(len(round_.steps) for round_ in rounds), max(len(round_.steps) for round_ in rounds)
-        unread = sum(each.unread for each in ended) // texts
-        if passes and texts > 1 and unread <= FEW and not late:
-            self._pass.learn(total / passes, sum(each.draft_seconds for each in rounds) / passes)
-        steps = self._steps(rounds)
-        shared._allowance.idle += not total
-        if not self._learn_times(ended, steps, unread):
-            shared._times.pass_over(total > 0)
-        shared._allowance.book(steps, total / texts, sum(map(expected_accepted, rounds)) / texts, unread)
+        texts, allowance = len(ended), self.allowance
+        if texts != self._count:
+            self._play(texts)
+        total, unread, accepted, on, drafted, emitted, drafting, verifying = 0, 0, 0.0, 0, 0, 0, 0.0, 0.0
+        for round_, added, missed, seen in ended:
+            steps = len(round_.steps)
+            total += steps
+            unread += missed
+            accepted += expected_accepted(round_)
+            if seen or round_.index:  # in a chain, a copy may have come earlier
+                on += 1
+                drafted += steps
+                emitted += added
+                drafting += round_.draft_seconds
+                verifying += round_.verify_seconds
+        unread //= texts
+        passes: float = total
+        if total and texts > 1:
+            rounds = [each.round for each in ended]
+            if unread <= FEW and not late:
+                longest = max(len(round_.steps) for round_ in rounds)
+                self._pass.learn(total / longest, sum(round_.draft_seconds for round_ in rounds) / longest)
+            passes = self._steps(rounds)
+        if not total:
+            allowance.idle += 1
+        self._begun = 0 if on == texts else self._begun + 1
+        timed = verifying > 0 and not 0 < self._begun <= CROWDED
+        # Where only new texts have drafted, nothing is known of a draft's time.
+        if timed and (drafted or not total) and (total or texts > 1 or ended[0].seen > 1):
+            scale = texts / on
+            self.times.learn(passes, drafted / on, scale * drafting, scale * verifying, emitted / on, unread)
+            for each in ended:
+                if each.round.steps and (each.seen or each.round.index):
+                    self._drafts.learn(each.round)
+        else:
+            self.times.pass_over(total > 0)
+        allowance.book(passes, total / texts, accepted / texts, unread)
 
     def _pass_over(self, rounds: "Sequence[Round]") -> None:
         """Only book the savings of a round with drafts."""
-        shared, texts = self.shared, len(rounds)
-        width = sum(len(round_.steps) for round_ in rounds) / texts
-        shared._allowance.pass_over(self._steps(rounds), width, sum(map(expected_accepted, rounds)) / texts)
-        shared._times.pass_over(drafted=True)
+        width = sum(len(round_.steps) for round_ in rounds) / len(rounds)
+        self.allowance.pass_over(self._steps(rounds), width, sum(map(expected_accepted, rounds)) / len(rounds))
+        self.times.pass_over(drafted=True)
 
     def _steps(self, rounds: "Sequence[Round]") -> float:
         """The time of a round's draft passes, in passes over all its texts."""
         lengths = [len(round_.steps) for round_ in rounds]
-        if len(lengths) == 1:
-            return lengths[0]
         taking_part = (sum(length >= place for length in lengths) for place in range(1, max(lengths) + 1))
         return sum(self._share(each, len(lengths)) for each in taking_part)
-
-    def _learn_times(self, ended: "Sequence[Ended]", steps: float, unread: int) -> bool:
-        """Learn a round's times from its number of draft steps; returns whether that was possible.
-
-        A text's first round also reads the prompt, and all other texts wait for it. So such rounds are skipped while
-        there are others. Where texts begin all the time, times are learned from the shares of the continuing texts.
-        Shares are proportional to tokens, so they are too small where a pass reads a prompt's many tokens almost for
-        free.
-        """
-        on = [each for each in ended if not each.begins]
-        self._begun = 0 if len(on) == len(ended) else self._begun + 1
-        if not on or 0 < self._begun <= CROWDED:
-            return False
-        shared, count, rounds = self.shared, len(on), [each.round for each in on]
-        width = sum(len(round_.steps) for round_ in rounds) / count
-        drafting, verifying = (
-            len(ended) / count * sum(phase)
-            for phase in zip(*((each.draft_seconds, each.verify_seconds) for each in rounds), strict=True)
-        )
-        if not verifying or (steps and not width):  # only new texts have drafted
-            return False
-        shared._times.learn_phases(steps, width, drafting, verifying, sum(each.emitted for each in on) / count, unread)
-        for round_ in rounds:
-            if round_.steps:
-                shared._drafts.learn(round_)
-        return True
 
 
 class JointRest:
@@ -508,19 +586,19 @@ class JointRest:
 
     def __init__(self, allowance: DraftAllowance) -> None:
         self._allowance = allowance
-        self._may: set[CostOptimalText] = set()
-        self._resting: set[CostOptimalText] = set()
+        self._may: set[CostOptimal] = set()
+        self._resting: set[CostOptimal] = set()
         self._told = 0  # rounds of the rest
 
     def __bool__(self) -> bool:
         """Whether any text rests."""
         return bool(self._resting)
 
-    def offer(self, texts: "Iterable[CostOptimalText]") -> None:
+    def offer(self, texts: "Iterable[CostOptimal]") -> None:
         """After the round that begins, only these texts may rest: those with a decision."""
         self._may = {*texts}
 
-    def begin(self, text: "CostOptimalText") -> int:
+    def begin(self, text: "CostOptimal") -> int:
         """How many rounds a text rests from now on; 0 where it may not."""
         if text not in self._may:
             return 0
@@ -530,7 +608,7 @@ class JointRest:
         self._resting.add(text)
         return self._allowance.asleep
 
-    def end(self, text: "CostOptimalText", rounds: int) -> None:
+    def end(self, text: "CostOptimal", rounds: int) -> None:
         """This many rounds of a text's rest are over: the whole rest, as for the others, or fewer if its text has
         ended.
         """
@@ -543,91 +621,7 @@ class JointRest:
         if not self._allowance.asleep:
             self._resting.clear()
 
-    def leave(self, text: "CostOptimalText") -> None:
+    def leave(self, text: "CostOptimal") -> None:
         """Another text starts in this text's place."""
         self._may.discard(text)
         self._resting.discard(text)
-
-
-class Ended(NamedTuple):
-    """A finished round of one text."""
-
-    round: Round  # the round
-    emitted: int  # number of tokens that it added
-    unread: int  # number of tokens of the text that its draft had to read first
-    begins: bool  # whether it was its text's first round
-
-
-class CostOptimalText:
-    """The `StoppingPolicy` of one text of a batch.
-
-    Attributes:
-        joint: the object that decides for all texts.
-        own: a policy with the text's own state and shared estimates.
-        drafted: tokens of the draft so far.
-        gain: the probability that the next token and all before it are accepted.
-        unread: tokens of the text that the next draft has to read first.
-    """
-
-    keep_trigger = True
-    drafts = True
-    size = 1.0
-
-    def __init__(self, joint: JointCostOptimal, ask: "Callable[[CostOptimalText], int]") -> None:
-        self.own = copy(joint.shared)
-        self.joint, self._ask = joint, ask
-        self._begins = True
-        self.forget()
-
-    @property
-    def signals(self) -> frozenset[Signal]:
-        return self.own.signals
-
-    @property
-    def current_threshold(self) -> float | None:
-        return self.joint.shared.current_threshold
-
-    def forget(self) -> None:
-        """Forget the text, and the limit if it was requested: the next text's prompt comes first, and then `reset`."""
-        self._limit: int | None = None
-        self.joint._due.discard(self)
-        self.joint.rest.leave(self)
-        self.reset()
-
-    def reset(self) -> None:
-        # A limit requested with the prompt is valid for the first round.
-        self.own._last_token, self.own._read, self._begins = None, TextRead(), True
-        self.drafted, self.gain, self.unread = 0, 0.0, 0
-
-    def draft_limit(self) -> int:
-        if self._limit is None:
-            self.drafted, self.gain = 0, self.own.first_gain()
-            self._limit = self._ask(self)
-        return self._limit
-
-    def should_stop(self, step: DraftStep) -> bool:
-        own = self.own
-        own.look(step)
-        if step.index >= self.draft_limit():
-            return False
-        self.drafted, self.gain = step.index, own._survival * own._following
-        return not self._ask(self)
-
-    def observe(self, round_: Round) -> None:
-        own, joint = self.own, self.joint
-        if round_.steps and joint.shared._allowance.idle:
-            joint.shared.wake()
-        emitted, unread = own._read_on(round_) if joint.passes_over else own.learn_text(round_)
-        joint.tell(self, Ended(round_, emitted, unread, self._begins))
-        self.unread, self._limit, self._begins = own._read.missing(round_.context + emitted), None, False
-
-    def rests(self) -> int:
-        rounds = self.joint.rest.begin(self)
-        if rounds:
-            self._limit = 0  # so that it does not ask
-        return rounds
-
-    def rested(self, rounds: int) -> None:
-        self._limit = None
-        self.own._last_token, self.unread = None, self.unread + rounds  # each round added one token
-        self.joint.rest.end(self, rounds)

@@ -3,7 +3,6 @@
 from dataclasses import dataclass, field
 
 from specctl.policies.estimators import RunningLine, Slowdown, WidthTimes
-from specctl.records import Round
 
 COST_MEMORY, SPEED_MEMORY = 0.95, 0.985
 """Factors on the weight of earlier rounds, in the costs and in the speed, when a round ends."""
@@ -174,27 +173,18 @@ class RoundTimes:
         """Whether a target-only pass has been timed."""
         return self._alone.known
 
-    def learn(self, round_: Round, emitted: int, unread: int) -> None:
-        """Learn from a timed round.
-
-        Args:
-            round_: a round with a verification time above 0.
-            emitted: the number of tokens that it added to the text.
-            unread: the number of tokens of the text that its draft had to read first.
-        """
-        drafted = len(round_.steps)
-        self.learn_phases(drafted, drafted, round_.draft_seconds, round_.verify_seconds, emitted, unread)
-
-    def learn_phases(
+    def learn(
         self, drafted: float, width: float, drafting: float, verifying: float, emitted: float, unread: int
     ) -> None:
-        """`learn` from numbers; for several texts these are means over the texts, except for the times.
+        """Learn from a timed round; for several texts, numbers of tokens are means over the texts.
 
         Args:
             drafted: the number of draft tokens.
             width: the number of verified tokens; for a tree its depth.
-            drafting, verifying: seconds.
-            emitted, unread: see `learn`.
+            drafting: seconds.
+            verifying: seconds, more than 0.
+            emitted: the number of tokens that it added to the text.
+            unread: the number of tokens of the text that its draft had to read first.
         """
         behind = unread > FEW
         draft, verify = self._draft, self._verify

@@ -11,7 +11,7 @@ from specctl.models.passes.inference import in_inference_mode
 from specctl.models.passes.preparation_time import OwnClock, working_seconds
 from specctl.policies import Setting, StoppingPolicy
 from specctl.policies.base import joint_of
-from specctl.policies.cost_optimal import CostOptimalText, JointCostOptimal
+from specctl.policies.cost_optimal import CostOptimal, CostOptimalBatch
 
 
 class Request(Protocol):
@@ -179,10 +179,10 @@ class Decisions:
     """
 
     def __init__(self) -> None:
-        self._joints: dict[Setting, tuple[JointCostOptimal | None, set[int]]] = {}
-        self._rows: dict[int, list[CostOptimalText]] = {}
+        self._joints: dict[Setting, tuple[CostOptimalBatch | None, set[int]]] = {}
+        self._rows: dict[int, list[CostOptimal]] = {}
 
-    def policy(self, setting: Setting, row: int, ask: Callable[[CostOptimalText], int]) -> StoppingPolicy:
+    def policy(self, setting: Setting, row: int, ask: Callable[[CostOptimal], int]) -> StoppingPolicy:
         """A new policy of a setting's top level for a row.
 
         Rows of one setting share a joint policy. A row that calls this again starts over and shares with other rows
@@ -210,19 +210,19 @@ class Decisions:
         for policy in self._rows.get(row, ()):
             policy.forget()
 
-    def run(self, rows: Sequence[CostOptimalText]) -> list[int]:
+    def run(self, rows: Sequence[CostOptimal]) -> list[int]:
         """See `Shared`; an error is raised in all texts, because asking again one by one would hide it."""
         try:
             return self._limits(rows)
         except Exception as error:
             return cast("list[int]", [error] * len(rows))
 
-    def _limits(self, rows: Sequence[CostOptimalText]) -> list[int]:
-        joints = {id(row.joint): row.joint for row in rows}
+    def _limits(self, rows: Sequence[CostOptimal]) -> list[int]:
+        joints = {id(row.batch): row.batch for row in rows}
         if len(joints) == 1:
-            return rows[0].joint.run(rows)
+            return rows[0].batch.run(rows)
         limits: dict[int, int] = {}
         for joint in joints.values():
-            its = [row for row in rows if row.joint is joint]
+            its = [row for row in rows if row.batch is joint]
             limits |= zip(map(id, its), joint.run(its), strict=True)
         return [limits[id(row)] for row in rows]

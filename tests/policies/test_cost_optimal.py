@@ -55,7 +55,7 @@ def after(policy: CostOptimal, rounds: int, **settings: float) -> CostOptimal:
 
 def trusted(policy: CostOptimal) -> CostOptimal:
     """The policy as if its drafts had saved time before."""
-    policy._allowance.account.balance, policy._allowance._booked = MOST, FIRST_DRAFTS
+    policy.batch.allowance.account.balance, policy.batch.allowance._booked = MOST, FIRST_DRAFTS
     policy.reset()
     return policy
 
@@ -195,14 +195,14 @@ def test_what_a_draft_costs_stays_known_while_none_is_made() -> None:
     policy = CostOptimal()
     for place in range(60):
         policy.observe(replace(played(0, policy.draft_limit(), 0.5, 12.0), index=place + 1, context=40 + place))
-    step = policy._times.price / policy._times._speed  # in seconds
+    step = policy.batch.times.price / policy.batch.times._speed  # in seconds
     for place in range(2000):
         policy.observe(replace(played(0, 0, 0.0, 8.0), index=place + 61, context=100 + place))
-        assert policy._times.price / policy._times._speed == pytest.approx(step)
-    assert policy._times.lost(1, 1) == pytest.approx((0.5 + 4.0) / 8.0, rel=0.1)
+        assert policy.batch.times.price / policy.batch.times._speed == pytest.approx(step)
+    assert policy.batch.times.lost(1, 1) == pytest.approx((0.5 + 4.0) / 8.0, rel=0.1)
     for place in range(2000):  # the target alone becomes as slow as a pass behind a draft is
         policy.observe(replace(played(0, 0, 0.0, 12.0), index=place + 181, context=220 + place))
-    assert policy._times.lost(1, 1) == pytest.approx(0.5 / 12.0, rel=0.2)
+    assert policy.batch.times.lost(1, 1) == pytest.approx(0.5 / 12.0, rel=0.2)
 
 
 def test_a_machine_that_slows_down_while_drafts_are_made_slows_the_target_alone_too() -> None:
@@ -212,7 +212,7 @@ def test_a_machine_that_slows_down_while_drafts_are_made_slows_the_target_alone_
     for place in range(400):
         slow = 1 + min(place, 200) / 200
         policy.observe(replace(played(2, 3, slow, 10.0 * slow), index=place + 13, context=60 + 3 * place))
-    assert policy._times.lost(3, 3) == pytest.approx((3 + 10 - 8) / 8, rel=0.2)
+    assert policy.batch.times.lost(3, 3) == pytest.approx((3 + 10 - 8) / 8, rel=0.2)
 
 
 def test_what_was_measured_long_ago_counts_less() -> None:
@@ -221,9 +221,9 @@ def test_what_was_measured_long_ago_counts_less() -> None:
         policy.observe(replace(played(2, 3, 2.0, 16.0), index=place + 1, context=40 + place))
     for place in range(600):
         policy.observe(replace(played(0, 0, 0.0, 6.0), index=place + 61, context=100 + place))
-    assert policy._times._verify.at(3) > 14
+    assert policy.batch.times._verify.at(3) > 14
     policy.observe(replace(played(2, 3, 0.5, 8.0), index=661, context=700))
-    assert policy._times._verify.at(3) == pytest.approx(8.0, rel=0.1), "a machine that is twice as fast"
+    assert policy.batch.times._verify.at(3) == pytest.approx(8.0, rel=0.1), "a machine that is twice as fast"
 
 
 def test_it_drafts_again_once_that_pays() -> None:
@@ -252,7 +252,7 @@ def test_where_there_is_chance_the_chance_is_the_lesson() -> None:
     lucky.observe(played(1, 1, 0.0, 0.0, chances=(0.7,)))
     unlucky.observe(played(0, 1, 0.0, 0.0, chances=(0.7,)))
     assert learned(lucky) == learned(unlucky)
-    assert lucky._allowance.account == unlucky._allowance.account
+    assert lucky.batch.allowance.account == unlucky.batch.allowance.account
     certain = CostOptimal()
     certain.observe(played(1, 1, 0.0, 0.0))
     assert learned(certain) != learned(lucky)
@@ -272,11 +272,11 @@ def test_where_drafts_have_saved_much_one_round_of_a_few_stands_for_all() -> Non
     policy = CostOptimal()
     taught, balances = [], []
     for place in range(400):
-        before, known = policy._times.timed, deepcopy(learned(policy))
+        before, known = policy.batch.times.timed, deepcopy(learned(policy))
         policy.observe(replace(played(2, 3, 0.5, 8.0), index=place + 1, context=30 + 3 * place))
-        taught.append(policy._times.timed > before)
+        taught.append(policy.batch.times.timed > before)
         assert taught[-1] == (learned(policy) != known)
-        balances.append(policy._allowance.account.balance)
+        balances.append(policy.batch.allowance.account.balance)
     settled = balances.index(MOST) + SETTLED
     assert all(taught[:SETTLED])
     assert taught[settled:].count(True) == pytest.approx((400 - settled) / EVERY, abs=1)
@@ -284,10 +284,10 @@ def test_where_drafts_have_saved_much_one_round_of_a_few_stands_for_all() -> Non
     for place in range(3):  # the target's own time
         policy.observe(replace(played(0, 0), index=place + 1, context=3000 + place))
     for place in range(200):
-        if policy._allowance.account.balance < 5:
+        if policy.batch.allowance.account.balance < 5:
             break
         policy.observe(replace(played(0, 3, 0.5, 8.0), index=place + 4, context=3003 + place))
-    assert place * policy._times.lost(3, 3) == pytest.approx(MOST - 5, abs=EVERY)
+    assert place * policy.batch.times.lost(3, 3) == pytest.approx(MOST - 5, abs=EVERY)
 
 
 def test_a_texts_first_round_is_not_timed_even_if_others_drafted_it() -> None:
@@ -295,7 +295,7 @@ def test_a_texts_first_round_is_not_timed_even_if_others_drafted_it() -> None:
     read, copied = CostOptimal(), CostOptimal()
     read.observe(played(1, 2, 0.5, 9.0))
     copied.observe(replace(played(1, 2, 0.5, 9.0), index=3))
-    assert (read._times.timed, copied._times.timed) == (0, 1)
+    assert (read.batch.times.timed, copied.batch.times.timed) == (0, 1)
 
 
 def test_logistic_regression_finds_the_weights_and_follows_them() -> None:
@@ -474,10 +474,10 @@ def test_a_level_of_a_tree_is_priced_by_the_depth() -> None:
         return policy
 
     deep = grown(trees=True)
-    spent = deep._times.upto(9)
+    spent = deep.batch.times.upto(9)
     assert spent[7] - spent[6] == pytest.approx(deep.current_threshold, rel=0.6)
     assert spent[2] - spent[1] > 2 * (spent[7] - spent[6]), "the second level makes the pass wide"
-    chains = grown(trees=False)._times.upto(9)
+    chains = grown(trees=False).batch.times.upto(9)
     assert spent[:9] == chains[:9], "as chains of that many tokens whose passes take that long"
 
 
@@ -485,20 +485,20 @@ def test_a_cheap_width_is_seen_eight_tokens_ahead_and_not_nine() -> None:
     """Every token but the cheap one costs a little more than it gains."""
     policy = CostOptimal()
     for ahead, goes_on in ((AHEAD, True), (AHEAD + 1, False)):
-        spent = policy._times.upto(30)
+        spent = policy.batch.times.upto(30)
         spent[:] = [1.01 * count for count in range(len(spent))]
         spent[2 + ahead] = 0.95 * ahead + spent[2]
-        assert policy._goes_on(2, 1.0, 1.0) is goes_on
+        assert policy.goes_on(2, 1.0, 1.0) is goes_on
 
 
 @pytest.mark.parametrize(("price", "goes_on"), [(1.74, True), (1.76, False)])
 def test_each_token_ahead_is_kept_only_if_those_before_it_are(price: float, goes_on: bool) -> None:
     """Three tokens of which each next one is kept half the time gain 1 + 0.5 + 0.25."""
     policy = CostOptimal()
-    spent = policy._times.upto(30)
+    spent = policy.batch.times.upto(30)
     spent[:] = [1.01 * count for count in range(len(spent))]
     spent[5] = spent[2] + price
-    assert policy._goes_on(2, 1.0, 0.5) is goes_on
+    assert policy.goes_on(2, 1.0, 0.5) is goes_on
 
 
 def test_a_draft_without_entropy_cannot_be_judged() -> None:
@@ -511,26 +511,26 @@ def test_a_draft_without_entropy_cannot_be_judged() -> None:
 def test_a_long_draft_that_is_rejected_is_paid_for_once() -> None:
     """One round of a few is learned from, and the others count by what they were."""
     policy = trusted(CostOptimal())
-    policy._times.timed = SETTLED
-    policy._decide(0)
+    policy.batch.times.timed = SETTLED
+    policy._decide()
     for place in range(4 * EVERY):
         policy.observe(replace(played(6, 6), index=place + 1, context=40 + 7 * place))
-    balance, booked = policy._allowance.account.balance, []
+    balance, booked = policy.batch.allowance.account.balance, []
     for place in range(EVERY):
         accepted, drafted = (6, 6) if place < EVERY - 1 else (0, 30)
         booked.append((drafted, len(policy._passed)))
         policy.observe(replace(played(accepted, drafted), index=50 + place, context=200 + 7 * place))
     assert booked[-1] == (30, EVERY - 1), "the one that is learned from"
-    lost = policy._times.lost(30, 30)
+    lost = policy.batch.times.lost(30, 30)
     assert lost > 3
-    assert policy._allowance.account.balance > balance - lost
+    assert policy.batch.allowance.account.balance > balance - lost
 
 
 def test_a_pass_of_the_target_alone_behind_a_prompt_tells_nothing() -> None:
     policy = CostOptimal()
     for seconds in (40.0, 30.0):  # of the prompt's pass, and of the one behind it
         policy.observe(replace(played(0, 0, 0.0, seconds), context=40))
-    assert not policy._times.knows_target
-    assert policy._times._one_pass == 1.0, "as before anything was timed"
+    assert not policy.batch.times.knows_target
+    assert policy.batch.times._one_pass == 1.0, "as before anything was timed"
     policy.observe(replace(played(0, 0, 0.0, 8.0), context=42))
-    assert policy._times._one_pass == pytest.approx(8.0)
+    assert policy.batch.times._one_pass == pytest.approx(8.0)

@@ -177,15 +177,11 @@ def test_probes_wait_the_longer_the_more_they_lost() -> None:
 
 
 def test_what_catching_up_takes_is_no_price_of_a_draft_step_but_of_the_draft() -> None:
-    steps = tuple(DraftStep(place + 1, 5) for place in range(2))
-
     def told(unread: int, drafting: float) -> RoundTimes:
         times = RoundTimes(0.125)
         for _ in range(20):
-            round_ = Round(0, steps, 1, 9, ExtraToken.CORRECTION, StopReason.POLICY, None, 2.0, 8.0, 10.0)
-            times.learn(round_, 2, 0)
-        late = Round(0, steps, 1, 9, ExtraToken.CORRECTION, StopReason.POLICY, None, drafting, 8.0, 8.0 + drafting)
-        times.learn(late, 2, unread)
+            times.learn(2, 2, 2.0, 8.0, 2, 0)
+        times.learn(2, 2, drafting, 8.0, 2, unread)
         return times
 
     usual, late = told(0, 2.0), told(100, 2.0 + 6.0)
@@ -197,7 +193,5 @@ def test_what_catching_up_takes_is_no_price_of_a_draft_step_but_of_the_draft() -
 def test_a_clock_may_be_too_coarse_for_a_draft() -> None:
     times = RoundTimes(0.125)
     for drafting in (0.0, 0.0, 2.0, 0.0, 2.0):
-        steps = (DraftStep(1, 5),)
-        round_ = Round(0, steps, 1, 9, ExtraToken.BONUS, StopReason.POLICY, None, drafting, 8.0, 8.0 + drafting)
-        times.learn(round_, 2, 0)
+        times.learn(1, 1, drafting, 8.0, 2, 0)
     assert 0 <= times.price < 1

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from specctl.policies import NONE, Setting
-from specctl.policies.cost_optimal import CROWDED, CostOptimal, CostOptimalText, JointCostOptimal, JointRest
+from specctl.policies.cost_optimal import CROWDED, CostOptimal, CostOptimalBatch, JointRest
 from specctl.policies.draft_account import (
     EVERY,
     FIRST_DRAFTS,
@@ -28,9 +28,9 @@ from tests.support.made_traces import flat_costs, traces
 EOS = frozenset({0})
 
 
-def batch_of(rows: int, rounds: int = 40) -> tuple[JointCostOptimal, list[CostOptimalText]]:
+def batch_of(rows: int, rounds: int = 40) -> tuple[CostOptimalBatch, list[CostOptimal]]:
     """A rule that has seen rounds of so many rows, in which passes cost 1 ms and 0.2 ms for each row."""
-    joint, chance = JointCostOptimal(CostOptimal()), random.Random(3)
+    joint, chance = CostOptimal().batch, random.Random(3)
     views = [joint.text(lambda _: 0) for _ in range(rows)]
     for _ in range(rounds):
         lengths = [chance.randrange(1, 5) for _ in views]
@@ -50,13 +50,13 @@ def batch_of(rows: int, rounds: int = 40) -> tuple[JointCostOptimal, list[CostOp
 
 def test_drafting_goes_on_with_the_best_set_of_all() -> None:
     joint, views = batch_of(6)
-    times, chance, sizes = joint.shared._times, random.Random(1), set()
+    times, chance, sizes = joint.times, random.Random(1), set()
     for _ in range(60):
         joint._round, joint._drafted = {*views}, chance.randrange(12)
         for view in views:
             view.gain, view.drafted = chance.random() ** 2, 1
 
-        def value(rows: tuple[CostOptimalText, ...]) -> float:
+        def value(rows: tuple[CostOptimal, ...]) -> float:
             share = joint._share(len(rows), 6)
             price = 6 * times.further(joint._drafted / 6, len(rows) / 6, share) if rows else 0.0
             return sum(row.gain for row in rows) - price
@@ -87,7 +87,7 @@ def test_a_text_that_comes_later_has_its_round_with_the_others(others: str, monk
     assert joint._round == {one, other, late}
     for row, length in ((one, 3), (other, 3), (late, 1)):
         steps = tuple(DraftStep(place, 5, 0.4, 0.8) for place in range(1, length + 1))
-        row._begins = row is late
+        row._seen = int(row is not late)
         row.observe(Round(0, steps, 0, 9, ExtraToken.CORRECTION, StopReason.POLICY, None, 9.0, 1.0, 10.0, context=30))
         row.drafted = 0
     joint.run([one, other])
@@ -106,19 +106,19 @@ def test_a_text_whose_first_round_begins_with_those_of_others_goes_on(monkeypatc
 
 def test_what_one_text_teaches_all_know_and_each_has_its_own_text() -> None:
     joint, (one, other) = batch_of(2, rounds=3)
-    assert one.own._accepted is other.own._accepted is joint.shared._accepted
-    one.own._last_token, other.own._last_token = 4, 5
+    assert one._accepted is other._accepted is joint.policy._accepted
+    one._last_token, other._last_token = 4, 5
     one.reset()
-    assert one.own._last_token is None
-    assert other.own._last_token == 5
+    assert one._last_token is None
+    assert other._last_token == 5
 
 
 def test_a_text_asks_with_its_prompt_as_if_there_had_been_none_before() -> None:
     """The one before it may have ended in the middle of a round, with much that its draft had not read."""
     asked: list[tuple[int, int, int | None]] = []
 
-    def ask(row: CostOptimalText) -> int:
-        asked.append((row.drafted, row.unread, row.own._last_token))
+    def ask(row: CostOptimal) -> int:
+        asked.append((row.drafted, row.unread, row._last_token))
         return 5
 
     decisions, setting = Decisions(), Setting("cost-optimal")
@@ -138,10 +138,10 @@ def test_a_text_asks_with_its_prompt_as_if_there_had_been_none_before() -> None:
 def test_rows_of_a_setting_share_a_decision_until_one_begins_anew() -> None:
     decisions, setting = Decisions(), Setting("cost-optimal")
     first, second, again = (decisions.policy(setting, row, lambda _: 0) for row in (0, 1, 0))
-    assert isinstance(first, CostOptimalText)
-    assert isinstance(second, CostOptimalText)
-    assert isinstance(again, CostOptimalText)
-    assert first.joint is second.joint is not again.joint
+    assert isinstance(first, CostOptimal)
+    assert isinstance(second, CostOptimal)
+    assert isinstance(again, CostOptimal)
+    assert first.batch is second.batch is not again.batch
     forgetting = Setting.of({"name": "cost-optimal", "carry_over": False})
     assert isinstance(decisions.policy(forgetting, 0, lambda _: 0), CostOptimal)
 
@@ -162,7 +162,7 @@ def test_times_are_learned_from_those_that_go_on_where_texts_begin_all_the_time(
     """By hand: four rows of which one begins, each going on for 2 ms of a draft pass and 4 ms of a verification."""
     passed: list[bool] = []
     monkeypatch.setattr(RoundTimes, "pass_over", lambda _, drafted: passed.append(drafted))
-    joint = JointCostOptimal(CostOptimal())
+    joint = CostOptimal().batch
     views, steps = [joint.text(lambda _: 0) for _ in range(4)], (DraftStep(1, 5, 0.4, 0.8),)
     joint.run(views)
     for number in range(CROWDED + 40):
@@ -178,9 +178,9 @@ def test_times_are_learned_from_those_that_go_on_where_texts_begin_all_the_time(
         joint.run(views)
         for view in views:
             view.drafted = 0
-        assert (joint.shared._times.timed > 0) == (number >= CROWDED)
+        assert (joint.times.timed > 0) == (number >= CROWDED)
         assert len(passed) == min(number + 1, CROWDED)
-    times = joint.shared._times
+    times = joint.times
     assert (times._draft.at(1), times._verify.line.at(1)) == pytest.approx((8e-3, 16e-3), rel=0.05)
 
 
@@ -211,12 +211,12 @@ def test_where_drafts_never_pay_a_batch_is_as_fast_as_the_target_alone() -> None
     assert played.draft_passes < played.verifications / 20
 
 
-def play(joint: JointCostOptimal, views: list[CostOptimalText], length: int, drafting: float, verifying: float) -> None:
+def play(joint: CostOptimalBatch, views: list[CostOptimal], length: int, drafting: float, verifying: float) -> None:
     """A round of some rows of which no draft is accepted, in milliseconds of all."""
     steps = tuple(DraftStep(place, 5, 0.4, 0.8) for place in range(1, length + 1))
     shares = drafting / len(views) / 1e3, verifying / len(views) / 1e3
     for view in views:
-        view._begins = False
+        view._seen = 2
         view.observe(
             Round(0, steps, 0, 9, ExtraToken.CORRECTION, StopReason.POLICY, None, *shares, sum(shares), context=30)
         )
@@ -228,19 +228,19 @@ def play(joint: JointCostOptimal, views: list[CostOptimalText], length: int, dra
 def test_the_end_of_a_run_teaches_nothing_of_rounds_of_all() -> None:
     """A pass over one row takes a quarter of the time: it is not what a pass over eight would take without a draft."""
     joint, views = batch_of(8)
-    price, alone = joint.shared._times.lost_step, joint.shared._times._one_pass
+    price, alone = joint.times.lost_step, joint.times._one_pass
     for _ in range(20):
         play(joint, views[:1], 0, 0.0, 1.2)
     joint.run(views)
-    assert (joint.shared._times.lost_step, joint.shared._times._one_pass) == (price, alone)
-    assert joint._times[0]._one_pass == pytest.approx(1.2e-3, rel=0.1)
+    assert (joint.times.lost_step, joint.times._one_pass) == (price, alone)
+    assert joint._by_size[0]._one_pass == pytest.approx(1.2e-3, rel=0.1)
 
 
 def test_first_drafts_of_several_texts_risk_no_more_than_their_tokens_may_take() -> None:
     """Of one text they have more tokens, since a wider pass over it waits for the same weights."""
-    joint, alone = JointCostOptimal(CostOptimal()), JointCostOptimal(CostOptimal())
+    joint, alone = CostOptimal().batch, CostOptimal().batch
     for each in (joint, alone):
-        each.shared._allowance._booked = FIRST_DRAFTS  # which are short for themselves
+        each.allowance._booked = FIRST_DRAFTS  # which are short for themselves
     views = [joint.text(lambda _: 0) for _ in range(8)]
     assert joint.run(views) == [2] * 8
     assert alone.run([views[0]])[0] > 2
@@ -248,7 +248,7 @@ def test_first_drafts_of_several_texts_risk_no_more_than_their_tokens_may_take()
     assert joint.run(views) == [0] * 8, "a pass of the target alone is timed first"
     for _ in range(2):
         play(joint, views, 0, 0.0, 6.0)
-    assert joint.shared._allowance.account.balance > -1.5
+    assert joint.allowance.account.balance > -1.5
 
 
 def test_where_drafts_have_saved_much_one_round_of_a_few_is_learned_from(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,8 +263,8 @@ def test_where_drafts_have_saved_much_one_round_of_a_few_is_learned_from(monkeyp
         book(self, *told)
 
     monkeypatch.setattr(DraftAllowance, "book", booked)
-    allowance = joint.shared._allowance
-    joint.shared._times.timed, allowance.account.balance = SETTLED, MOST
+    allowance = joint.allowance
+    joint.times.timed, allowance.account.balance = SETTLED, MOST
     allowance.idle = allowance._resting = 0
     allowance.probing = False
     learned.clear()
@@ -284,8 +284,8 @@ def test_several_texts_go_without_drafts_sooner_where_these_save_little() -> Non
     times = RoundTimes(0.125)
     times.read_several()
     for _ in range(6):  # a pass of the target alone takes 4 ms, one with two tokens 5, a step 0.5
-        times.learn_phases(0, 0, 0.0, 4e-3, 1, 0)
-        times.learn_phases(2, 2, 1e-3, 5e-3, 2, 0)
+        times.learn(0, 0, 0.0, 4e-3, 1, 0)
+        times.learn(2, 2, 1e-3, 5e-3, 2, 0)
     for kept, rests in ((0.6, [UNSEEN_AT_FIRST, 3 * UNSEEN_AT_FIRST]), (1.2, [])):
         allowance, found = DraftAllowance(times, DraftAccount()), []
         for number in range(1, 4 * UNSEEN_AT_FIRST):
@@ -298,17 +298,17 @@ def test_several_texts_go_without_drafts_sooner_where_these_save_little() -> Non
         assert found == rests
 
 
-def resting(rows: int = 3) -> tuple[JointCostOptimal, list[CostOptimalText], list[list[int]]]:
+def resting(rows: int = 3) -> tuple[CostOptimalBatch, list[CostOptimal], list[list[int]]]:
     """Rows that were decided about together, have had their round, and what was asked so far; they may rest for 7."""
-    joint, asked = JointCostOptimal(CostOptimal()), []
+    joint, asked = CostOptimal().batch, []
 
-    def ask(row: CostOptimalText) -> int:
+    def ask(row: CostOptimal) -> int:
         (found,) = joint.run([row])
         asked.append([views.index(row), found])
         return found
 
     views = [joint.text(ask) for _ in range(rows + 1)]
-    joint.shared._limit, joint.shared._allowance.asleep = 0, 7
+    joint._limit, joint.allowance.asleep = 0, 7
     joint._round, joint._due = {*views[:rows]}, {*views[:rows]}
     joint.rest.offer(views[:rows])
     for view in views[:rows]:
@@ -319,7 +319,7 @@ def resting(rows: int = 3) -> tuple[JointCostOptimal, list[CostOptimalText], lis
     return joint, views, asked
 
 
-def tell(view: CostOptimalText, context: int = 30) -> None:
+def tell(view: CostOptimal, context: int = 30) -> None:
     view.observe(
         Round(0, (), 0, 9, ExtraToken.CORRECTION, StopReason.MAX_DRAFT, None, 0.0, 4e-3, 4e-3, context=context)
     )
@@ -331,7 +331,7 @@ def test_rows_of_a_batch_rest_together_and_ask_nobody() -> None:
     assert not asked
     for view in views[:3]:
         view.rested(7)
-    assert (joint.shared._allowance.asleep, joint.shared._allowance.idle) == (0, 7), "told of once"
+    assert (joint.allowance.asleep, joint.allowance.idle) == (0, 7), "told of once"
     assert [view.unread for view in views[:3]] == [7 + 31] * 3
     assert [view.rests() for view in views] == [0] * 4
     assert not joint.rest
@@ -349,17 +349,17 @@ def test_a_text_that_ends_leaves_the_others_at_rest() -> None:
     joint, views, _ = resting()
     views[0].rested(2)
     views[1].rested(0)
-    assert (joint.shared._allowance.asleep, joint.shared._allowance.idle) == (5, 2)
+    assert (joint.allowance.asleep, joint.allowance.idle) == (5, 2)
     assert joint.rest
     views[0].forget()
     tell(views[0])
     assert len(joint.ended) == 3
     views[2].rested(4)
-    assert (joint.shared._allowance.asleep, bool(joint.rest)) == (3, False), "all have ended"
+    assert (joint.allowance.asleep, bool(joint.rest)) == (3, False), "all have ended"
     joint.rest.offer(views)
     assert views[0].rests() == 3
     views[0].rested(1)
-    assert joint.shared._allowance.asleep == 2
+    assert joint.allowance.asleep == 2
     joint, views, _ = resting()
     views[0].forget()
     views[1].rested(7)

@@ -18,7 +18,7 @@ from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
 from specctl.models.running.slot import Slot
 from specctl.policies import Setting, estimators
-from specctl.policies.cost_optimal import CostOptimalText, JointCostOptimal
+from specctl.policies.cost_optimal import CostOptimal, CostOptimalBatch
 from specctl.policies.estimators import AgreementCurve
 from specctl.text_engine.hub import Decisions, Hub
 from tests.support.enumeration import largest_difference, law_of, walk
@@ -110,13 +110,13 @@ def test_each_text_is_compared_with_a_lookup_in_itself(margin: float, monkeypatc
 def test_an_error_of_what_decides_for_all_is_no_slowness(monkeypatch: pytest.MonkeyPatch) -> None:
     """If each text asked again alone, it would be answered, and nobody would see that anything is wrong."""
 
-    decide = JointCostOptimal.run
+    decide = CostOptimalBatch.run
 
-    def fails_for_several(joint: JointCostOptimal, rows: Sequence[CostOptimalText]) -> list[int]:
+    def fails_for_several(joint: CostOptimalBatch, rows: Sequence[CostOptimal]) -> list[int]:
         if len(rows) > 1:
             raise ZeroDivisionError
         return decide(joint, rows)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(JointCostOptimal, "run", fails_for_several)
+    monkeypatch.setattr(CostOptimalBatch, "run", fails_for_several)
     with pytest.raises(ZeroDivisionError):
         written(4, GREEDY)

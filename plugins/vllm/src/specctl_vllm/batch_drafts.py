@@ -8,7 +8,7 @@ from greenlet import getcurrent, greenlet
 
 from specctl.policies import Setting, StoppingPolicy
 from specctl.policies.base import joint_of
-from specctl.policies.cost_optimal import CostOptimalText
+from specctl.policies.cost_optimal import CostOptimal
 from specctl.records import DraftStep, ExtraToken, Round, StopReason
 
 Answer = TypeVar("Answer")
@@ -103,7 +103,7 @@ class BatchDrafts:
         for gone in [name for name in self._requests if name not in live]:
             policy = self._requests.pop(gone).policy
             if self._joint is not None:
-                cast(CostOptimalText, policy).forget()
+                cast(CostOptimal, policy).forget()
             self._idle.append(policy)
         known = [
             (request, verdict)
@@ -196,7 +196,7 @@ class BatchDrafts:
         return found
 
 
-def _ask(row: CostOptimalText) -> int:
+def _ask(row: CostOptimal) -> int:
     """Hand a joint policy's row to `BatchDrafts._asked`, and wait there for the answer to it."""
     answer: int = getcurrent().parent.switch(row)
     return answer
