@@ -141,7 +141,13 @@ class _Verdicts:
         self.discarded += [max(0.0, step.entropy) for step in never if step.entropy is not None]
 
     def add_trace(self, trace: Trace) -> None:
-        """Add the judged draft tokens: one per position of the text, or for a draft head one round per start."""
+        """Add the judged draft tokens: one per position of the text, or for a draft head one round per start.
+
+        Raises:
+            UsageError: the draft is a lookup.
+        """
+        if trace.draft.copies:
+            raise UsageError("the trace is of a lookup, which has no distributions", "name a trace of a draft model")
         for judged in trace.draft.judged():
             columns: dict[str, Sequence[float | None]] = {
                 name: getattr(judged.steps, name) for name in DISTRIBUTION_SIGNALS

@@ -12,9 +12,9 @@ from specctl.errors import UsageError
 from specctl.models.loading.model import loading_order
 from specctl.models.loading.pair_members import find_head
 from specctl.models.predictors.predictor_checkpoint import CONFIG, KIND_SIGNALS, locate_predictor
-from specctl.policies import NONE, POLICIES, SIGNALS, TRAINED_SIGNALS, Setting, Signal, nested
-from specctl.profile.schema import FILTERS, DraftTable, Profile, SamplingTable
-from specctl.profile.validation import require_models
+from specctl.policies import LOOKUP_SIGNALS, NONE, POLICIES, SIGNALS, TRAINED_SIGNALS, Setting, Signal, nested
+from specctl.profile.schema import FILTERS, LOOKUP_POLICY, DraftTable, Profile, SamplingTable
+from specctl.profile.validation import unoffered
 from specctl.profile.wording import did_you_mean, distinct_name
 from specctl.prompts.suites import Suite
 from specctl.replay.play import require_recordable
@@ -53,6 +53,8 @@ def grid(policy: str, kind: Grid, known: Set[str]) -> list[Setting]:
         unknown = f"there is no policy '{policy}'{did_you_mean(policy, [*POLICIES, 'all'])}"
         raise UsageError(POLICIES.broken.get(policy, unknown))
     points = _paper(policy) if kind == "paper" else _dense(policy)
+    if policy == LOOKUP_POLICY["name"] and known == LOOKUP_SIGNALS:
+        points = [{**LOOKUP_POLICY, **values} for values in points]
     return list(dict.fromkeys(Setting.of({"name": policy, **values}) for values in points))
 
 
@@ -266,11 +268,13 @@ def compared_settings(
     known = [recorded - (TRAINED_SIGNALS - trained) for trained in made]
     # A draft head's prediction of its next token is known only at its own, lowest level.
     known[:-1] = [signals - {"next_accept_prob"} for signals in known[:-1]]
+    if draft.levels[-1].is_lookup:
+        known[-1] = LOOKUP_SIGNALS
     own = draft.setting.at(1)
     old = next(iter(with_predictors([own], choices)), own)
     _require_known([[one] for one in old.levels], known)
     chained = partial(_in_chain, draft)
-    (untuned,) = chained([Setting(UNTUNED)])
+    (untuned,) = chained([Setting.of(LOOKUP_POLICY) if draft.is_lookup else Setting(UNTUNED)])
     also_ranked = chained([] if names == ["all"] else grid("constant", kind, known[0]))
     if len(names) == 1 or names[0] == "none":
         candidates = chained(grid(names[0], kind, known[0]))
@@ -306,13 +310,13 @@ def recordable(profile: Profile) -> frozenset[Signal]:
 
     Raises:
         ModelError: a draft cannot be found.
-        UsageError: a draft is a lookup, or a draft head below another draft.
+        UsageError: a draft is a draft head below another draft.
     """
-    if profile.draft is not None:
-        require_models(profile.draft.levels, "calibrate", "compare policies of a lookup with specctl bench")
     tables = loading_order(profile.models)
     heads = [
-        find_head(key, table, verifier) for (key, table), verifier in pairwise(tables) if isinstance(table, DraftTable)
+        find_head(key, table, verifier)
+        for (key, table), verifier in pairwise(tables)
+        if isinstance(table, DraftTable) and not table.is_lookup
     ]
     require_recordable(len(heads), any(heads))
     foreseeing = any(head is not None and head.foresees for head in heads)
@@ -369,6 +373,8 @@ def heads_among(given: Sequence[str], draft: DraftTable) -> list[str]:
     Raises:
         UsageError: there is more than one draft.
     """
+    if given and draft.is_lookup:
+        raise UsageError("--head needs a draft model, and a lookup has no states", "leave --head out")
     if given and draft.draft is not None:
         raise UsageError("--head works with one draft, and the profile has several", "name their heads in the profile")
     own = [draft.head] if given and draft.head is not None else []
@@ -400,7 +406,12 @@ def _require_known(options: Sequence[Sequence[Setting]], known: Sequence[Set[str
         UsageError: a setting needs a prediction that is not made at its level.
     """
     levels = zip(options, known, strict=False)
-    policy = next((one.policy for level, signals in levels for one in level if not one.signals <= signals), None)
+    wrong = next(
+        ((one.policy, signals) for level, signals in levels for one in level if not one.signals <= signals), None
+    )
+    policy, signals = wrong or (None, None)
+    if policy is not None and signals == LOOKUP_SIGNALS:
+        raise UsageError(unoffered(policy))
     if policy == "confidence":
         raise UsageError(
             f"{policy} reads a draft head's prediction of its next token, which this draft does not make",

@@ -198,7 +198,7 @@ class Calibration(Best):
 
     oracle: Ranked  # the policy of Theorem 4.1 of SpecDec++, on the prompts reported on
     # the best stopping rule on entropy and top probability, on the prompts reported on; None for a hierarchy, for which
-    # it is not defined
+    # it is not defined, and for a lookup, which has neither
     signal_bound: Ranked | None
     baseline: Score  # none, on the prompts chosen on
     # by policies and head, the scores of all replayed settings on the prompts chosen on
@@ -296,6 +296,7 @@ def search(
     def bound(found: Score) -> Ranked:
         return Ranked(found, found.speedup(baseline))
 
+    has_signals = costs.below is None and not any(trace.draft.copies for trace in traces.traces)
     if choice.chosen.setting == NONE and len(scores) > 1:
         warnings.append("no setting is faster than target-only decoding beyond the noise: do not speculate here")
     return Calibration(
@@ -304,7 +305,7 @@ def search(
         ranking=ranking,
         winner=next(entry for entry in ranking if entry.score.setting == choice.chosen.setting),
         oracle=bound(score_oracle(traces, reported_on, costs)),
-        signal_bound=bound(score_signal_bound(traces, reported_on, costs)) if costs.below is None else None,
+        signal_bound=bound(score_signal_bound(traces, reported_on, costs)) if has_signals else None,
         baseline=scores[NONE],
         families=families,
         chosen_on=chosen_on,

@@ -28,7 +28,7 @@ from specctl.profile.validation import require_offered
 
 def readable(pair: Pair) -> frozenset[Signal]:
     """Every signal that at least one draft of a pair can record."""
-    signals: set[Signal] = {*DISTRIBUTION_SIGNALS}
+    signals: set[Signal] = {*DISTRIBUTION_SIGNALS} if any(draft.index is None for draft in pair.drafts) else set()
     signals |= {signal_of(predictor) for predictors in pair.named_predictors for predictor in predictors.values()}
     if any(draft.index is not None or draft.foresee is not None for draft in pair.drafts):
         signals.add("next_accept_prob")

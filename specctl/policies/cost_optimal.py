@@ -506,7 +506,8 @@ class CostOptimalBatch:
         """The time of a draft pass over some texts, as a share of one over all texts."""
         if texts == count or not self._pass.known:
             return 1.0
-        return self._pass.at(texts) / (self._pass.at(count) or 1.0)
+        whole = self._pass.at(count)
+        return self._pass.at(texts) / whole if whole else 1.0  # a coarse clock may have measured 0 for a lookup
 
     def wake(self) -> int:
         """Note the first draft after a pause; returns for how many rounds there was none."""

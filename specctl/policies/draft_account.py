@@ -65,7 +65,9 @@ class DraftAccount:
         if least == 1 and (self.balance <= SCANTY or self.balance < entry + 2 * step):
             return 1
         spare = RISK * self.balance - entry
-        return MOST_TOKENS if spare > step * MOST_TOKENS else max(2, int(spare / step))
+        if spare <= 2 * step:  # a lookup's step may take no measurable time
+            return 2
+        return MOST_TOKENS if spare > step * MOST_TOKENS else int(spare / step)
 
     def book(self, gain: float, *, probe: bool, rounds: float = 1) -> None:
         """Book a round, or several rounds without a draft.

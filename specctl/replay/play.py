@@ -6,7 +6,11 @@ from functools import partial
 from typing import NamedTuple
 
 from specctl.decoding.chained import Chaining, with_copy
+from specctl.decoding.lookup import LookupDrafter
+from specctl.decoding.sampling import Sampling
 from specctl.errors import UsageError
+from specctl.models.running.lookup import LookupPasses
+from specctl.models.running.slot import Slot
 from specctl.policies import Setting, Signal, StoppingPolicy, TextRead, collect_phase, draft_phase
 from specctl.records import DraftStep, ExtraToken, Round, StopReason
 from specctl.replay.costs import Clock, CostTable, Replay, columns
@@ -24,13 +28,17 @@ class Block(NamedTuple):
     copied: int = 0
 
 
+Before = Callable[[], list[int]]
+"""Returns the ids of the sequence before a block, those of the prompt included."""
+
+
 class ChainedReplay:
     """The rounds of a draft in a chain with a lookup; replays `specctl.decoding.chained`.
 
     Args:
         chaining: its state carries over to the next text, like the policy's.
         policy: the model's policy.
-        drafting: drafts with the model; receives the recorded draft, the block's start, and the budget.
+        drafting: drafts with the model; see `_Drafting.draft`.
         trace: the trace, with its prompt.
         eos: ids that end the sequence.
 
@@ -42,7 +50,7 @@ class ChainedReplay:
         self,
         chaining: Chaining,
         policy: StoppingPolicy,
-        drafting: Callable[[Recorded, int, int], Block],
+        drafting: Callable[[Recorded, int, int, "Before"], Block],
         trace: Trace,
         eos: Set[int],
     ) -> None:
@@ -55,8 +63,8 @@ class ChainedReplay:
         chaining.read_prompt(trace.prompt_ids[:-1])
         chaining.begin()
 
-    def draft(self, draft: Recorded, start: int, budget: int) -> Block:
-        """A block of at most ``budget`` tokens that starts at a position."""
+    def draft(self, draft: Recorded, start: int, budget: int, before: "Before") -> Block:
+        """A block of at most ``budget`` tokens that starts at a position; see `_Drafting.draft`."""
         chaining, policy = self._chaining, self._policy
         written = self._text[chaining.length : self._prompt_tokens + start]
         room = draft.room(start, 1)
@@ -64,7 +72,7 @@ class ChainedReplay:
         self._asked = not copied
         block = Block([], StopReason.POLICY, policy.current_threshold, [])
         if self._asked:
-            block = self._drafting(draft, start, budget)
+            block = self._drafting(draft, start, budget, before)
             copied = chaining.behind([step.token for step in block.steps], block.stop, budget)
         if not copied:
             return block
@@ -101,23 +109,41 @@ def players_of(setting: Setting, clocks: Iterable[Clock | None]) -> list[Player]
 
 
 class _Drafting:
-    """A draft on a trace, with those below it."""
+    """A draft on a trace, with those below it.
 
-    def __init__(self, players: Sequence[Player], prompt_tokens: int, eos: Set[int]) -> None:
+    Args:
+        players: this draft and those below it.
+        recorded: this draft's recording along the text.
+        prompt_tokens: length of the prompt.
+        eos: ids that end the sequence.
+    """
+
+    def __init__(self, players: Sequence[Player], recorded: Recorded, prompt_tokens: int, eos: Set[int]) -> None:
         self.policy, self._once, self._clock, _, self._wait = players[0]
         self._prompt_tokens, self._eos = prompt_tokens, eos
-        self._below = _Drafting(players[1:], prompt_tokens, eos) if len(players) > 1 else None
+        self._below: _Drafting | None = None
+        if len(players) > 1:
+            # Nothing is recorded below a draft whose context the prompt fills.
+            self._below = _Drafting(players[1:], recorded.below or recorded, prompt_tokens, eos)
         self._read = TextRead()
+        self._lookup = LookupDrafter(Slot(LookupPasses(1)), self.policy) if recorded.copies else None
+        # Whether this draft or one below it is a lookup.
+        self.copies: bool = recorded.copies or (self._below is not None and self._below.copies)
+        if self._lookup is not None:
+            self._lookup.begin(Sampling(), eos, None)
         self.policy.reset()
 
-    def draft(self, draft: Recorded, start: int, budget: int) -> Block:
+    def draft(self, draft: Recorded, start: int, budget: int, before: Before) -> Block:
         """A block of at most ``budget`` tokens that starts at a position.
 
         Args:
             draft: this draft's recording along its verifier's text.
             start: position of the block's first token.
             budget: most tokens of the block.
+            before: called where a lookup copies from these tokens.
         """
+        if self._lookup is not None:
+            return self._copy(self._lookup, before(), budget)
         threshold = self.policy.current_threshold
         budget = draft.room(start, budget)
         if (below := self._below) is None:
@@ -128,13 +154,30 @@ class _Drafting:
 
         def pre_verify(index: int, first: int, room: int) -> tuple[Round, list[DraftStep]]:
             position = start + first - 1
-            drafted = below.draft(text, position, room)
+            block = range(1, first)
+            drafted = below.draft(
+                text, position, room, lambda: [*before(), *(draft.step(start, place).token for place in block)]
+            )
             round_ = below.verify(drafted, index, text, position, lambda count: draft.step(start, first + count).token)
-            below.policy.observe(round_)
+            below.observe(round_)
             return round_, [draft.step(start, first + n) for n in range(len(round_.emitted))]
 
         steps, stop, inner = collect_phase(self.policy, self._once, budget, self._eos, pre_verify)
         return Block(steps, stop, threshold, inner)
+
+    @staticmethod
+    def _copy(lookup: LookupDrafter, sequence: list[int], budget: int) -> Block:
+        """A block that the lookup itself copies; it first forgets what is not in the sequence."""
+        known = lookup.runner.index.tokens if lookup.runner.index is not None else ()
+        if sequence[: len(known)] != known:
+            pairs = zip(known, sequence, strict=False)
+            lookup.rollback(next((place for place, (old, new) in enumerate(pairs) if old != new), len(sequence)))
+        found = lookup.draft(sequence, budget)
+        return Block(list(found.steps), found.stop or StopReason.POLICY, found.threshold, [])
+
+    def observe(self, round_: Round) -> None:
+        """Learn from a round."""
+        (self._lookup or self.policy).observe(round_)
 
     def _step_in_turn(self, draft: Recorded, start: int, index: int) -> DraftStep:
         assert self._wait is not None
@@ -160,16 +203,17 @@ class _Drafting:
             written: returns the verifier's own token after a number of accepted draft tokens.
         """
         steps, own = drafted.steps, len(drafted.steps) - drafted.copied
-        accepted = min(own, draft.run(start))
-        judged = accepted + (accepted < own)
-        while own <= accepted < len(steps) and steps[accepted].token == written(accepted):
+        recorded = 0 if draft.copies else own
+        accepted = min(recorded, draft.run(start))
+        while recorded <= accepted < len(steps) and steps[accepted].token == written(accepted):
             accepted += 1  # a copied token is accepted if it equals the target's: see `play`
+        judged = min(own, accepted + 1)
         full = accepted == len(steps)
         ended = full and bool(steps) and steps[-1].token in self._eos
         kind = None if ended else ExtraToken.BONUS if full else ExtraToken.CORRECTION
         context = self._prompt_tokens + start
         wanted = drafted.copied > 0 and self.policy.draft_limit() > 0 and draft.room(start, 1) > 0
-        unread = self._read.replayed(context, own, accepted, wanted=wanted)
+        unread = 0 if draft.copies else self._read.replayed(context, own, accepted, wanted=wanted)
         drafting, verifying = (0.0, 0.0) if self._clock is None else self._clock(context, own, unread, len(steps))
         drafting += sum(round_.total_seconds for round_ in drafted.inner)
         return Round(
@@ -223,19 +267,26 @@ def play(players: Sequence[Player], trace: Trace, eos: Set[int]) -> Iterator[Rou
         trace: a sequence.
         eos: ids that end the sequence.
     """
-    top = _Drafting(_active(players), trace.prompt_tokens, eos)
+    top = _Drafting(_active(players), trace.draft, trace.prompt_tokens, eos)
     chained = (
         None if players[0].chaining is None else ChainedReplay(players[0].chaining, top.policy, top.draft, trace, eos)
     )
+    if top.copies:
+        trace.require_prompt()
     tokens, start, index = trace.tokens, 0, 0
     draft = with_agreement(trace) if "agreement" in players[0].policy.signals else trace.draft
     while start < len(tokens):
-        drafted = (chained or top).draft(draft, start, trace.limit - start - 1)
+        before = partial(_before, trace, start)
+        drafted = (chained or top).draft(draft, start, trace.limit - start - 1, before)
         round_ = top.verify(drafted, index, draft, start, partial(_nth, tokens, start))
-        (chained or top.policy).observe(round_)
+        (chained or top).observe(round_)
         yield round_
         start += len(round_.emitted)
         index += 1
+
+
+def _before(trace: Trace, start: int) -> list[int]:
+    return [*trace.prompt_ids, *trace.tokens[:start]]
 
 
 def _nth(tokens: Sequence[int], start: int, count: int) -> int:

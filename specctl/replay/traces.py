@@ -28,6 +28,9 @@ draft token at a position depends on where the round began. Nothing is shared, a
     a round   at 0     the   cat   ran   off          two are accepted
     that      at 1           cat   sat   up           two
     begins    at 2                 sat   down         two
+
+What a lookup copies follows from the text. So nothing of it is recorded but how much of it is accepted at each start,
+and replay copies again.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -259,6 +262,9 @@ class Recorded:
     # in a hierarchy, what the next draft drafts along each branch; empty if nothing was recorded
     branches_below: "list[Recorded]" = field(default_factory=list)
     longest: int | None = None  # the most tokens that the draft can draft in a round; None for any number
+    # whether the draft is a lookup. What it copies follows from the text, so there are no ``branches``, and each start
+    # has its own ``chances``. Of a lookup below another draft nothing is recorded.
+    copies: bool = False
     # R, where the draft's context ends within the token limit: it drafts no token at position R or after it. What is
     # recorded by position then covers only the first R. None where it does not end.
     reach: int | None = None
@@ -475,6 +481,24 @@ def recorded_by_start(
     known = one_by_one if blocks is None else RoundChances([], blocks)
     nothing = [0] * (len(rows) + 1)
     return Recorded([*runs, 0], nothing, [*range(len(rows)), None], rows, chances=known, longest=longest)
+
+
+COPIES = Recorded([], [], [], [], copies=True)
+"""The recording of a lookup below another draft."""
+
+
+def recorded_copies(runs: list[int], chances: list[list[float]] | None = None) -> Recorded:
+    """The recording of a lookup that the target verifies.
+
+    Args:
+        runs: for each of the N positions, how many tokens of a copy that begins there are accepted before the first
+            that is rejected.
+        chances: when sampling, for each position, the acceptance probability of each copied token up to the first that
+            is rejected, this one included, once those before it are accepted.
+    """
+    known = None if chances is None else TokenChances([], chances)
+    count = len(runs)
+    return Recorded([*runs, 0], [0] * (count + 1), [*range(count), None], [], chances=known, copies=True)
 
 
 def _joined(trunk: Recorded, branch: Recorded, first: int) -> Recorded:

@@ -13,6 +13,7 @@ import torch
 from specctl.decoding.drafters import ModelDrafter
 from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.logits.judging import judge
+from specctl.decoding.lookup import LookupDrafter
 from specctl.decoding.sampling import Sampling
 from specctl.errors import UsageError
 from specctl.models.passes.ordinary_tokens import ordinary_tokens
@@ -20,8 +21,9 @@ from specctl.models.passes.preparation_time import working_seconds
 from specctl.models.passes.synchronisation import wait
 from specctl.models.predictors.predictor_checkpoint import TrainedPredictor, first_for, signal_of, state_predictors
 from specctl.models.running.pair import Pair
+from specctl.models.running.slot import Slot
 from specctl.observing.pass_times import fill, forget
-from specctl.policies import TRAINED_SIGNALS, Signal
+from specctl.policies import LOOKUP_SIGNALS, SIGNALS, TRAINED_SIGNALS, Signal, StoppingPolicy
 from specctl.policies.published import Constant
 from specctl.records import DraftStep
 from specctl.replay.costs import CostTable, signal_key
@@ -69,11 +71,14 @@ def measure(
     hierarchy, draft = len(pair.drafts) > 1, pair.drafts[0]
     missing = set(TRAINED_SIGNALS)
     missing -= {signal_of(predictor) for predictor in predictors(pair).values()}
-    if hierarchy or draft.foresee is None:
+    if draft.index is not None:
+        missing = {*SIGNALS} - LOOKUP_SIGNALS
+    elif hierarchy or draft.foresee is None:
         missing.add("next_accept_prob")
     own = [signals for signals in sets if signals.isdisjoint(missing)]
     most = longest if draft.longest is None else min(longest, draft.longest)
-    contexts_here = sorted({max(1, min(context, pair.shared_context - most - 2)) for context in contexts})
+    least = 1 if draft.index is None else 2  # a copy needs a token that occurred before
+    contexts_here = sorted({max(least, min(context, pair.shared_context - most - 2)) for context in contexts})
     table = _measure(_Texts(pair), contexts_here, most, own, sampling, overheads[0], advance)
     if not hierarchy:
         return table
@@ -199,7 +204,8 @@ def _measure(
     lengths = sorted({length for length in (LENGTHS if alone else BATCH_LENGTHS) if length < longest} | {longest})
     plain: dict[tuple[int, int], list[tuple[float, float]]] = {(c, k): [] for c in contexts for k in lengths}
     read: dict[SignalSet, list[float]] = {signals: [] for signals in sets}
-    missed: dict[int, list[float]] = {count: [] for count in CATCHING_UP if count < contexts[-1] and alone}
+    catching_up = alone and pair.drafts[0].index is None
+    missed: dict[int, list[float]] = {count: [] for count in CATCHING_UP if count < contexts[-1] and catching_up}
     on_states = state_predictors(predictors(pair)) if alone else {}
     # Heads of one shape cost the same; separate measurements would add noise. DISCO heads hardly differ.
     shapes = {
@@ -213,7 +219,7 @@ def _measure(
             # Times of the warm-up pass are discarded.
             counted = number >= WARM_UPS
             for context in contexts:
-                sequence = ordinary_tokens(context, pair.vocabulary, pair.eos)
+                sequence = _sequence(pair, context)
                 texts.fill(sequence)
                 for length in lengths:
                     count, cold = (IN_A_ROW, NOT_COUNTED) if length else (ALONE, WARMING)
@@ -243,6 +249,21 @@ def _measure(
     )
 
 
+def _sequence(pair: Pair, context: int) -> list[int]:
+    """Ids of a text. For a lookup the last one occurred before, so that any number is copied: at least two tokens."""
+    sequence = ordinary_tokens(context, pair.vocabulary, pair.eos)
+    return sequence if pair.drafts[0].index is None else [*sequence[:-1], sequence[0]]
+
+
+def _drafter(
+    draft: Slot, policy: StoppingPolicy, signals: SignalSet = frozenset(), predictor: TrainedPredictor | None = None
+) -> LookupDrafter | ModelDrafter:
+    """A draft's drafter, which records these signals."""
+    if draft.index is not None:
+        return LookupDrafter(draft, policy, signals)
+    return ModelDrafter(draft, policy, signals, predictor)
+
+
 def _catching_up_ms(pair: Pair, sequence: list[int], count: int, sampling: Sampling) -> float:
     """Additional milliseconds of a draft of one token if it first reads ``count`` tokens of the text."""
     draft = pair.drafts[0]
@@ -263,11 +284,11 @@ def _catching_up_ms(pair: Pair, sequence: list[int], count: int, sampling: Sampl
 def _measure_reading(pair: Pair, context: int, sets: Sequence[SignalSet], sampling: Sampling) -> dict[str, float]:
     """By `signal_key`, the milliseconds that signals add to a pass in which the first draft verifies the second."""
     typical = Constant(draft_length=TYPICAL)
-    sequence = ordinary_tokens(context, pair.vocabulary, pair.eos)
+    sequence = _sequence(pair.lower, context)
     found: dict[SignalSet, list[float]] = {signals: [] for signals in sets}
 
     def verifying(signals: SignalSet) -> float:
-        inner = ModelDrafter(pair.drafts[1], typical)
+        inner = _drafter(pair.drafts[1], typical)
         block = Constant(draft_length=TYPICAL + 1)
         predictor = first_for(signals, predictors(pair).values())
         drafter = PreVerifiedDrafter(inner, pair.drafts[0], block, once=True, record=signals, predictor=predictor)
@@ -313,7 +334,7 @@ def timed_round(
     reread = min(length // 2, len(sequence) - 1) if pair.drafts[0].reads_states else 0
     forget(pair.drafts[0], len(sequence) - 1, reread)
     policy = (Asked if signals else Constant)(draft_length=max(1, length))
-    drafter = ModelDrafter(pair.drafts[0], policy, signals, predictor)
+    drafter = _drafter(pair.drafts[0], policy, signals, predictor)
     drafter.begin(sampling, frozenset(), None)
     draft_device, target_device = pair.drafts[0].device, pair.target.device
     wait(draft_device)

@@ -17,9 +17,11 @@ from specctl.models.running.slot import Slot
 from specctl.policies import DISTRIBUTION_SIGNALS
 from specctl.profile.schema import Verification
 from specctl.replay.play import require_recordable
+from specctl.replay.recording.copy_recording import read_copies
 from specctl.replay.recording.coupling import HELD, Detours, Tail, TextReading, draw_draft_tokens, draw_in_blocks
 from specctl.replay.recording.head_recording import GridReading
 from specctl.replay.traces import (
+    COPIES,
     BlockChances,
     DraftSteps,
     Recorded,
@@ -238,6 +240,8 @@ def read_sequence(
     draft, predictors = pair.drafts[0], pair.named_predictors[0]
     models = pair.target, draft, predictors, prompt
     settings = depth, sampling, generator, pair.eos
+    if draft.index is not None:
+        return read_copies(pair.target, prompt, output, limit, depth, sampling, pair.eos)
     if draft.drafts_by_round:
         return GridReading(*models, output, limit, *settings).read()
     for runner in pair.drafts:
@@ -345,6 +349,8 @@ class _Reading:
         chances = None if level else chances
         if level + 1 == len(self.pair.drafts):
             return replace(recorded_by_place(accepted, along, branches, chances), reach=reach)
+        if self.pair.drafts[level + 1].index is not None:
+            return replace(recorded_by_place(accepted, along, branches, chances, COPIES), reach=reach)
         # One position more is left to this draft, as the verifier of the next.
         below = self.read(level + 1, prefix, text, along.tokens, last - 1)
         assert below.along is not None
