@@ -15,6 +15,7 @@ import onnxruntime
 from specctl.models.onnx.store import derived_graph
 from specctl.models.passes.inference import HOST
 from specctl.models.passes.watching import LAST
+from specctl.models.passes.weights import drop_pages
 
 if TYPE_CHECKING:
     import torch
@@ -151,7 +152,9 @@ def open_session(
         providers.insert(0, ("CUDAExecutionProvider", {"device_id": device.index or 0}))
     if graph is not None:
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
-    return onnxruntime.InferenceSession(str(path) if graph is None else graph, options, providers=providers)
+    session = onnxruntime.InferenceSession(str(path) if graph is None else graph, options, providers=providers)
+    drop_pages(path.parent)  # of most weights it has made copies that suit its kernels
+    return session
 
 
 class OnnxGraph:

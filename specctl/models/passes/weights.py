@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedModel
 
-PAGE_OUT = 21  # ``MADV_PAGEOUT`` of Linux
+PAGE_OUT, DO_NOT_NEED = 21, 4  # ``MADV_PAGEOUT`` and ``MADV_DONTNEED`` of Linux
 
 
 def weight_bytes(model: "nn.Module") -> int:
@@ -27,32 +27,49 @@ def page_out(weights: "Iterable[torch.Tensor]") -> None:
 
     This is a hint to Linux. It preserves the contents, even modified ones. Weights outside of files are unaffected.
     """
-    if sys.platform != "linux":
-        return
-    advise = ctypes.CDLL(None).madvise
-    advise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    mapped = _mapped_files()
+    mapped = [(start, end) for start, end, _ in _mapped_files()]
     starts = [start for start, _ in mapped]
     for weight in weights:
         if weight.device.type != "cpu":
             continue
         start, end = weight.data_ptr(), weight.data_ptr() + weight.numel() * weight.element_size()
         place = bisect_right(starts, start) - 1
-        first, last = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE  # whole pages
-        if place >= 0 and end <= mapped[place][1] and first < last:
-            advise(first, last - first, PAGE_OUT)
+        if place >= 0 and end <= mapped[place][1]:
+            _advise(start, end, PAGE_OUT)
 
 
-def _mapped_files() -> list[tuple[int, int]]:
-    """The address ranges of files mapped in this process, ascending: first address, and the one after the last."""
+def drop_pages(folder: Path) -> None:
+    """Free the memory of a folder's files that libraries have mapped and never write to, until they are read again.
+
+    Linux keeps what it has read of the files, so that they are read again without the disk.
+    """
+    place = f"{folder.resolve()}/"
+    for start, end, file in _mapped_files():
+        if file.startswith(place):
+            _advise(start, end, DO_NOT_NEED)
+
+
+def _advise(start: int, end: int, what: int) -> None:
+    """Tell Linux about the whole pages within an address range."""
+    first, last = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
+    if first < last:
+        advise = ctypes.CDLL(None).madvise
+        advise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+        advise(first, last - first, what)
+
+
+def _mapped_files() -> list[tuple[int, int, str]]:
+    """The files mapped in this process, by ascending address: first address, the one after the last, and path."""
     found = []
+    if sys.platform != "linux":
+        return []
     try:
         with Path("/proc/self/maps").open(encoding="utf-8", errors="replace") as lines:
             for line in lines:
-                span, _, _, _, file, *_ = line.split(maxsplit=5)
+                span, _, _, _, file, *path = line.rstrip("\n").split(maxsplit=5)
                 if file != "0":
                     start, end = span.split("-")
-                    found.append((int(start, 16), int(end, 16)))
+                    found.append((int(start, 16), int(end, 16), "".join(path)))
     except (OSError, ValueError):
         return []
     return sorted(found)
