@@ -261,10 +261,15 @@ class TrainDraftRequest(_TrainRequest):
     answers: Path | None = option("Answers of an earlier run, such as of another kind's.", "DIR")
     depth: int | None = option("Decoder layers of the head. Default: 1; 5 for dflash and dspark.", "N", min=1)
     steps: int | None = option(
-        "Tokens drafted from each place in training. Default: 7; 3 for mtp, 5 for glide, 15 for dflash.", "N", min=1
+        "Tokens drafted from each place in training. Default: 7; eagle1 1, mtp 3, glide 5, dflash 15.",
+        "N",
+        min=1,
     )
     draft_vocabulary: int | None = option(
-        "Most frequent tokens that an eagle3 head can draft. Default: 32000, or all.", "N", min=1
+        "Most frequent tokens that an eagle3 head can draft, or that an eagle1 head learns. Default: 32000, or all; "
+        "all for eagle1.",
+        "N",
+        min=1,
     )
     anchors: int | None = option("Blocks of an answer in an epoch, for dflash and dspark. Default: 512.", "N", min=1)
     epochs: int = option("Passes over the answers.", "N", default=3, min=1)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -21,6 +21,8 @@ from specctl.models.draft_heads.chain import ChainHead
 from specctl.models.draft_heads.file_layout import Verifier, write_head
 from specctl.models.draft_heads.kinds import HEAD_KINDS, Recipe
 from specctl.models.draft_heads.training import Lesson, Teacher, drafted_blocks, drafted_steps, new_head
+from specctl.models.files.token_counts import TokenCounts
+from specctl.models.passes.draft_vocabulary import DraftVocabulary
 from specctl.models.running.pair import Pair
 from specctl.observing.progress import Progress
 from specctl.observing.prompt_answers import AnsweredPrompt
@@ -35,6 +37,7 @@ from specctl.training.model_card import Made, Report, card
 from specctl.training.subject import STATE, Source, Subject
 
 RESULTS, CARD, CONFIG = "evaluation.json", "README.md", "config.json"
+TOKEN_COUNTS = "token_counts.json"  # For `draft.tokens`, of a head that learned from few tokens' logits
 STATES = "states"  # Folder of the target's states for the answers, while a head is trained
 SHORTEST = 2  # Tokens of the shortest usable answer: one to draft after another
 DEPTH = 7  # Tokens of the longest evaluated round
@@ -78,11 +81,11 @@ def answered_greedily(number: int) -> bool:
 
 
 def frequent_tokens(answers: Sequence[Answer], vocabulary: int, size: int) -> torch.Tensor | None:
-    """The most frequent ids of the answers, ``(size,)`` int64, ascending; None for the whole vocabulary.
+    """The most frequent ids of the answers, ``(size,)`` int64, ascending; None for the whole vocabulary, as for size 0.
 
     Unused ids fill up the list, the lowest first.
     """
-    if size >= vocabulary:
+    if not size or size >= vocabulary:
         return None
     counts = Counter(token for answer in answers for token in answer.tokens.tolist())
     ranked = sorted(range(vocabulary), key=lambda token: (-counts[token], token))
@@ -322,7 +325,7 @@ class DraftHeads(Subject[Answer, Pair]):
     """
 
     command, folder = "train-draft", AnswerFolder
-    ends, others = (CONFIG,), (RESULTS,)
+    ends, others = (CONFIG,), (RESULTS, TOKEN_COUNTS)
     scratch = (STATE, STATES)
     maker = "specctl.training.draft_heads:replica"
 
@@ -359,12 +362,20 @@ class DraftHeads(Subject[Answer, Pair]):
         target, material = source.models.models[0], source.material
         split, vocabulary = material.split(), target.config.get_text_config(decoder=True).vocab_size
         # A block head uses the target's output layer, and so its whole vocabulary.
-        size = recipe.draft_vocabulary if "draft_vocabulary" in HEAD_KINDS[recipe.kind].flags else vocabulary
+        size = recipe.draft_vocabulary if "draft_vocabulary" in HEAD_KINDS[recipe.kind].flags else 0
         tokens = frequent_tokens(split.train, vocabulary, size)
-        head = new_head(recipe, target, tokens, _mask_token(source.models), schedule.seed)
-        states = output / STATES
-        several = schedule.epochs > 1 and room_for_states(output, split.train, head.layers, head.state_size)
-        lessons = Lessons(target, head.layers, split.train, tokens, states if several else None)
+        kind, mask = HEAD_KINDS[recipe.kind], _mask_token(source.models)
+        head = new_head(recipe, target, tokens, mask, schedule.seed)
+        if trimmed := tokens is not None and head.tokens is None:
+            # A head with the target's output layer learns from the logits of these tokens, and is written as it is.
+            cast(ChainHead, head).draft_only(DraftVocabulary(tokens.tolist(), vocabulary))
+        several = (schedule.epochs > 1 or kind.fits) and room_for_states(
+            output, split.train, head.layers, head.state_size
+        )
+        lessons = Lessons(target, head.layers, split.train, tokens, output / STATES if several else None)
+        if kind.fits and not (output / STATE).is_file():
+            with progress.counting("answers read", len(lessons)) as advance:
+                kind.module.fit(head, lessons.each(advance))
         learner = DraftLearner(head, recipe, lessons, schedule.seed)
         seconds = self.train(output, learner, schedule, split.train, progress)
         began = perf_counter()
@@ -375,6 +386,12 @@ class DraftHeads(Subject[Answer, Pair]):
         write_whole(output / RESULTS, json.dumps(documents, indent=1) + "\n")
         write_whole(output / CARD, draft_card(results, recipe, schedule, material.facts, made))
         verifier = Verifier.of(material.facts["target"], target)
+        if trimmed:
+            counts = TokenCounts.of(answer.tokens.tolist() for answer in split.train)
+            write_whole(output / TOKEN_COUNTS, counts.text())
+            weights = head.state_dict()
+            head = new_head(recipe, target, None, mask, schedule.seed)
+            head.load_state_dict(weights)
         write_head(output, head.bfloat16(), verifier)  # its last file marks it as complete
         self.remove(output, *self.scratch)
         progress.say(f"wrote {output}")

@@ -2,7 +2,7 @@
 
 import hashlib
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -102,6 +102,12 @@ class Lessons:
                 self._folder = None
         counted = None if self._tokens is None else torch.isin(moved["likeliest"], self._tokens)
         return Lesson(ids, first, states, logits, counted)
+
+    def each(self, advance: Callable[[], None]) -> Iterator[Lesson]:
+        """All lessons in order; ``advance`` is called after each."""
+        for index in range(len(self)):
+            yield self.lesson(index)
+            advance()
 
     def _logits(self, states: torch.Tensor) -> torch.Tensor:
         """The logits ``(A, D)`` that the output layer computes from last states ``(A, H)``."""

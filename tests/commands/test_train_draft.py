@@ -94,6 +94,22 @@ def test_other_kinds_learn_from_the_same_answers(kind: str, folder: Path, whole:
     assert not (folder / kind / "answers").exists()
 
 
+def test_an_eagle1_head_that_learns_few_tokens_drafts_them(folder: Path, whole: tuple[Path, Any]) -> None:
+    more = ["--answers", str(whole[0] / "answers"), "--epochs", "1", "--draft-vocabulary", "40"]
+    invoke(*options(folder, "eagle1", "few", *more))
+    held = {path.name for path in (folder / "few").iterdir()}
+    assert held == {"README.md", "config.json", "evaluation.json", "model.safetensors", "token_counts.json"}
+    profile = (folder / "pair.toml").read_text().replace(str(folder / "draft"), str(folder / "few"))
+    counts = folder / "few" / "token_counts.json"
+    few = profile.replace("[sampling]", f'tokens = 40\ntoken_counts = "{counts}"\n[sampling]')
+    (folder / "few.toml").write_text(few)
+    arguments = ["generate", "the moon", "-n", "20", "--json", "-p", str(folder / "few.toml")]
+    alone = json.loads(invoke(*arguments, "--policy", "none").stdout)
+    drafted = json.loads(invoke(*arguments).stdout)
+    assert drafted["completion"] == alone["completion"]
+    assert drafted["metrics"]["drafted"] > 0
+
+
 @pytest.mark.usefixtures("whole")
 @pytest.mark.parametrize("kind", RECIPES)
 @pytest.mark.representatives("eagle3", "dflash")
@@ -170,7 +186,7 @@ def test_answers_of_another_target_are_an_error(folder: Path) -> None:
         ("eagle3", ["--lr", "0", "-i", "prompts.jsonl"], "--lr must be more than 0"),
         ("eagle3", ["-i", "nowhere.jsonl"], "cannot read nowhere.jsonl"),
         ("eagle3", ["--anchors", "4", "-i", "prompts.jsonl"], "--anchors does not apply to --kind eagle3"),
-        ("eagle1", ["--steps", "4", "-i", "prompts.jsonl"], "--steps does not apply to --kind eagle1"),
+        ("eagle1", ["--anchors", "4", "-i", "prompts.jsonl"], "--anchors does not apply to --kind eagle1"),
         ("glide", ["--anchors", "4", "-i", "x"], "--anchors does not apply to --kind glide"),
         ("mtp", ["--depth", "2", "-i", "x"], "--depth does not apply to --kind mtp"),
         ("dspark", ["--draft-vocabulary", "9", "-i", "x"], "--draft-vocabulary does not apply to --kind dspark"),

@@ -7,11 +7,12 @@ from made import DRAWN, MASK, answer, chain_target, draft_learner, greedy_answer
 
 from specctl.decoding.sampling import Sampling
 from specctl.errors import UsageError
+from specctl.models.draft_heads import eagle1
 from specctl.models.draft_heads.block import BlockHead
 from specctl.models.draft_heads.chain import ChainHead
 from specctl.models.draft_heads.eagle3 import Eagle3Head
 from specctl.models.draft_heads.kinds import RECIPES
-from specctl.models.draft_heads.training import Teacher, new_head
+from specctl.models.draft_heads.training import Teacher, drafted_steps, new_head
 from specctl.training.draft_heads import (
     Answer,
     AnswerFolder,
@@ -21,6 +22,7 @@ from specctl.training.draft_heads import (
     frequent_tokens,
 )
 from specctl.training.epochs import Schedule, Training
+from specctl.training.lessons import Lessons
 from tests.support.toys import random_model
 
 
@@ -102,3 +104,36 @@ def test_frequent_tokens_are_those_of_the_answers_not_of_prompts() -> None:
     assert found is not None
     assert found.tolist() == [0, 2, 5, 9]  # 0 fills up
     assert frequent_tokens(some, 10, 10) is None
+
+
+def test_a_fitted_eagle1_head_begins_with_the_least_squares_prediction() -> None:
+    target, width = random_model("llama"), random_model("llama").config.hidden_size
+    head = new_head(recipe("eagle1"), target, None, MASK, 0)
+    lessons = Lessons(target, head.layers, [answer(number, length=20) for number in range(12)])
+    eagle1.fit(head, lessons.each(lambda: None))
+    assert isinstance(head, eagle1.Eagle1Head)
+    normal, scale = torch.zeros(2 * width + 1, width), 0.0
+    for lesson in lessons.each(lambda: None):
+        (step,) = drafted_steps(head, lesson, 1)
+        states = lesson.states[-1]
+        residuals = (step.features - states[lesson.first - 1 : -1]).detach()
+        inputs = [head.embed(lesson.ids[lesson.first - 1 : -1]), states[lesson.first - 2 : -2]]
+        inputs.append(torch.ones(len(residuals), 1))
+        normal += torch.cat(inputs, -1).T @ residuals
+        scale += float(torch.cat(inputs, -1).norm() * residuals.norm())
+    # The residuals of a least-squares solution are orthogonal to its inputs, but for the small ridge.
+    assert normal.norm() < 0.02 * scale
+
+
+def test_a_fitted_head_is_accepted_before_it_is_trained() -> None:
+    target = chain_target()
+    answers = greedy_answers(target, 28)
+    head = new_head(recipe("eagle1"), target, None, MASK, 0)
+    teacher, accepted = Teacher(target, head.layers), []
+    for fitted in (False, True):
+        if fitted:
+            eagle1.fit(head, Lessons(target, head.layers, answers[:24]).each(lambda: None))
+        drafts = {"head": drafts_of_head(head.eval(), 1)}
+        (found,) = acceptance_in_rounds(teacher, drafts, answers[24:], Sampling(), 1)
+        accepted.append(found.lengths[0])
+    assert accepted[1] > accepted[0] + 0.5

@@ -1,6 +1,6 @@
 """EAGLE-1: a decoder layer over the verifier's last states, with the verifier's output layer (arXiv 2401.15077)."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -120,6 +120,7 @@ def describe(head: Eagle1Head, _: Verifier) -> tuple[dict[str, Any], dict[str, t
 
 
 NOISE = 0.2  # Width of uniform noise on states in training, for a text of 512 tokens, as in SafeAILab's code
+RIDGE, TINY_RIDGE = 1e-2, 1e-6  # Of the linear prediction, relative to each input's and to the mean squared size
 FEATURE_WEIGHT, DISTRIBUTION_WEIGHT = 1.0, 0.1
 """Weights of the predicted state and of the distribution in the loss (arXiv 2401.15077, section 4.2)."""
 
@@ -130,6 +131,31 @@ def new(recipe: "Recipe", given: "Given") -> Eagle1Head:
 
     config = Eagle1Config(given.shape, given.vocabulary, recipe.depth, context=given.shape.max_positions)
     return drawn(Eagle1Head(config, given.output, given.embeddings))
+
+
+@torch.no_grad()
+def fit(head: Eagle1Head, lessons: "Iterable[Lesson]") -> None:
+    """Let a new head begin with the best linear prediction of the verifier's next state.
+
+    ``fc`` gets the least squared error over the answers' places (ridge regression, on the embedding, the state and 1),
+    and the output projections of the layers become 0, so that they add nothing at first.
+    """
+    size = 2 * head.width + 1
+    products, wanted = torch.zeros(size, size), torch.zeros(size, head.width)
+    for lesson in lessons:
+        places = torch.arange(max(lesson.first - 1, 1), len(lesson.ids) - 1, device=lesson.ids.device)
+        states = lesson.states[-1]
+        known = [head.embed(lesson.ids[places]), states[places - 1], states.new_ones(len(places), 1)]
+        rows = torch.cat(known, -1)  # (T, 2 H + 1)
+        products += (rows.T @ rows).cpu()
+        wanted += (rows.T @ states[places]).cpu()
+    scale = products.diagonal() * RIDGE + products.diagonal().mean() * TINY_RIDGE
+    solved = torch.linalg.solve(products + scale.diag(), wanted)  # (2 H + 1, H)
+    head.fc.weight.copy_(solved[:-1].T)
+    head.fc.bias.copy_(solved[-1])
+    for name, weight in head.blocks.named_parameters():
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            weight.zero_()
 
 
 def loss(head: Eagle1Head, lesson: "Lesson", recipe: "Recipe", generator: torch.Generator) -> torch.Tensor:

@@ -26,7 +26,8 @@ class Recipe:
     # share of the rounds that continue after their first token in training, drawn anew for each answer and epoch; less
     # than 1 saves most of the time
     rounds: float = 1.0
-    draft_vocabulary: int = 32_000  # size of the draft vocabulary: the answers' most frequent tokens
+    # size of the draft vocabulary: the answers' most frequent tokens; 0 for all tokens
+    draft_vocabulary: int = 32_000
     markov_rank: int = 0  # of DSpark's sequential head
     anchors: int = 0  # blocks per answer and epoch, at random positions
     gamma: float = 0.0  # how slowly the loss weights of a block's later tokens decay
@@ -45,6 +46,7 @@ class HeadKind:
       shared modules.
     - ``loss(head, lesson: Lesson, recipe, generator)``: the loss ``()`` of an answer of at least two tokens, a sum over
       its tokens; the generator, on the CPU, draws noise and anchors.
+    - ``fit(head, lessons: Iterable[Lesson])``, only if it `fits`: sets weights of a new head before training.
     """
 
     kind: str  # its name in flags, files and reports
@@ -57,6 +59,7 @@ class HeadKind:
     blocks: bool = False  # whether one pass drafts several tokens
     recipe: Recipe | None = None  # published training settings; None if specctl cannot train it
     flags: frozenset[str] = frozenset()  # fields of the recipe that a user may set
+    fits: bool = False  # whether weights of a new head are fitted before training
 
     @property
     def module(self) -> Any:
@@ -140,8 +143,9 @@ HEAD_KINDS = {
             "Li, Wei, Zhang, Zhang 2024, arXiv 2401.15077",
             "eagle1",
             _eagle1,
-            recipe=Recipe("eagle1"),
-            flags=frozenset({"depth"}),
+            recipe=Recipe("eagle1", draft_vocabulary=0),
+            flags=frozenset({"depth", "steps", "draft_vocabulary"}),
+            fits=True,
         ),
         HeadKind("peagle", "P-EAGLE", "arXiv 2602.01469", "eagle3", _peagle, speculators=True, blocks=True),
         HeadKind(
