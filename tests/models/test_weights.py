@@ -10,7 +10,6 @@ from safetensors.torch import load_file, save_file
 
 from specctl.models.passes.weights import drop_pages, page_out
 
-
 needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux takes the hint")
 
 
