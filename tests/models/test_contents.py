@@ -81,6 +81,41 @@ def test_a_model_is_known_by_every_byte_of_its_weights(copies: Path, monkeypatch
     assert again[1] != found[1]
 
 
+def test_large_files_are_not_read_again_until_they_change(
+    copies: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from specctl.models.loading import contents
+
+    monkeypatch.setattr(contents, "STORED", 1)
+    monkeypatch.setattr(contents, "SETTLED", -(10**12))
+    monkeypatch.setattr(contents, "cache_folder", lambda: tmp_path)
+    checkpoint = locate(profile(copies).target, "target")
+    (weights,) = checkpoint.weight_files()
+    read: list[int] = []
+
+    def hash_now() -> str | None:
+        contents._hash.cache_clear()
+        with monkeypatch.context() as counted:
+            counted.setattr(contents, "files_hash", lambda *a, **k: read.append(1) or files_hash(*a, **k))
+            return model_hash(checkpoint, False)
+
+    first = hash_now()
+    assert (hash_now(), len(read)) == (first, 1)
+    state = weights.stat()
+    changed = bytearray(weights.read_bytes())
+    changed[-1] ^= 1
+    weights.write_bytes(changed)
+    os.utime(weights, ns=(state.st_atime_ns, state.st_mtime_ns))
+    assert hash_now() != first
+    assert len(read) == 2
+    (stored,) = tmp_path.glob("*.files.json")
+    for damaged in ("", "[]", '{"of": 1}', "\0"):
+        stored.write_text(damaged)
+        assert hash_now() not in (first, None)
+    assert len(read) == 6
+    contents._hash.cache_clear()
+
+
 def test_a_model_is_known_by_nothing_else(copies: Path) -> None:
     table = profile(copies).target
     found = model_hash(locate(table, "target"), False)

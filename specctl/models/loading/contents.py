@@ -1,13 +1,17 @@
 """Hashes of models' files, used as keys of data derived from a model."""
 
 import hashlib
+import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from time import time_ns
 
 from specctl.models.files.checkpoint import SMALL_FILES, Checkpoint, files_hash, locate, stored_weights
 from specctl.models.files.library_calls import ADAPTER
+from specctl.models.onnx.store import cache_folder, write_small
 from specctl.models.predictors.predictor_checkpoint import CONFIG, PUBLISHED_WEIGHTS, WEIGHTS, locate_predictor, on_hub
 from specctl.profile.schema import IN_TARGET, DraftTable, Profile
 
@@ -62,6 +66,8 @@ class Contents:
         return {key: [_state(file) for file in files] for key, files in self.files.items()}
 
 
+STORED = 64 << 20  # The hash of files of this many bytes is stored
+SETTLED = 2_000_000_000  # Nanoseconds after which another change of a file has another time, on any file system
 States = tuple[tuple[str, int, int, int], ...]  # Path, size, time and inode of files
 
 
@@ -90,8 +96,27 @@ def model_hash(checkpoint: Checkpoint, trust_remote_code: bool, *, whole: bool =
 
 @lru_cache(maxsize=16)
 def _hash(states: States, *, whole: bool) -> str:
+    """`files_hash` with the files' names. That of large files is stored with those files' states: where graphs are
+    stored, a start should not read all weights of a model that it does not load.
+    """
     files = [Path(path) for path, *_ in states]
-    return _with_names(files_hash(files, whole=whole), files)
+    folder = cache_folder()
+    if sum(size for _, size, *_ in states) < STORED or not folder.is_dir():
+        return _with_names(files_hash(files, whole=whole), files)
+    # Nobody can set the time of a file's last change, unlike that of its contents.
+    changed = [path.stat().st_ctime_ns for path in files]
+    of = json.loads(json.dumps([states, changed]))
+    name = hashlib.sha256(json.dumps([list(map(str, files)), whole]).encode()).hexdigest()[:32]
+    place = folder / f"{name}.files.json"
+    with suppress(OSError, ValueError, TypeError, KeyError):
+        known = json.loads(place.read_text(encoding="utf-8"))
+        if known["of"] == of:
+            return str(known["hash"])
+    began = time_ns()
+    found = _with_names(files_hash(files, whole=whole), files)
+    if max(changed) < began - SETTLED:
+        write_small(place, json.dumps({"of": of, "hash": found}))
+    return found
 
 
 def _with_names(contents: str, files: Sequence[Path]) -> str:
