@@ -102,7 +102,7 @@ def build_onnx_runner(
         places = context + (WIDEST if trees else 0) + opening.narrowest - 1
         _write(model, places if context <= LONGEST else 0, quantize, path, trees)
         gc.collect()  # the exporter leaves reference cycles
-        require_equal(lambda: opening.passes(path), model, vocabulary, quantize, trees=trees)
+        require_equal(opening.passes, path, model, vocabulary, quantize, trees=trees)
 
     try:
         if why := obstacle(model):

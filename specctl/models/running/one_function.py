@@ -178,7 +178,7 @@ def over_cache(model: PreTrainedModel, vocabulary: int, other: Slot | None = Non
             runner = other or eager(model, vocabulary)
             runner.begin(LENGTH)  # rotations follow the whole text's length, as in one pass
             expected, whole = _expected(model, vocabulary, text, other)
-            parts = [_errors(rows, expected[places]) for places, rows in _read(runner, text, wrong)]
+            parts = [row_errors(rows, expected[places]) for places, rows in _read(runner, text, wrong)]
             runner.rollback(0)
             most = _explained(model, vocabulary, text, whole, other)
     except Exception as error:
@@ -217,7 +217,7 @@ def over_rows(model: PreTrainedModel, vocabulary: int, most: float) -> Reading |
                     Request(0, start, part, width, rotated_as=by),
                 ]
                 rows.append(_rows(passes.run(asked)[1]))
-            return Reading(_middle(_errors(torch.cat(rows), expected[PROMPT : PROMPT + 6])), most)
+            return Reading(_middle(row_errors(torch.cat(rows), expected[PROMPT : PROMPT + 6])), most)
     except Exception as error:
         if out_of_memory(error):
             raise
@@ -300,7 +300,7 @@ def _explained(
     if other is not None:
         return own
     with jittered(model):
-        jitter = _middle(_errors(_whole(model, vocabulary, text), whole))
+        jitter = _middle(row_errors(_whole(model, vocabulary, text), whole))
     found = FACTOR.get(model.dtype, LOW_FACTOR) * max(jitter, torch.finfo(model.dtype).eps)
     return max(found, own) if getattr(model, "quantization_method", None) is not None else found
 
@@ -332,7 +332,7 @@ def _rows(forward: Forward) -> torch.Tensor:
     return torch.as_tensor(forward.columns).float().clone()
 
 
-def _errors(mine: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:  # (R, V), (R, V) -> (R,)
+def row_errors(mine: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:  # (R, V), (R, V) -> (R,)
     """The root mean square error of each row of logits, as a share of the row's spread; infinite with a NaN."""
     finite = theirs.isfinite()  # some models mask logits with infinity
     off = torch.where(mine == theirs, 0.0, (mine - theirs).abs()).nan_to_num(torch.inf)
