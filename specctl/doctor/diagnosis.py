@@ -17,6 +17,7 @@ from specctl.models.loading.model_check import check_model, stored_check
 from specctl.models.loading.model_runners import model_runner
 from specctl.models.loading.pair_members import PairMember
 from specctl.models.loading.vocabularies import counts_for, draft_vocabulary, notice_of, token_map, trained_on_few
+from specctl.models.onnx.store import integer_products
 from specctl.models.passes.watching import decoder_layers
 from specctl.models.placing.absent import bytes_by_name, lacking_devices, size_text
 from specctl.models.placing.engine_table import engine_named
@@ -323,6 +324,11 @@ class _Examination:
                 f"{checkpoint} leaves {gib(room)} free, but the cache of {CACHE_TOKENS} token{takes} {gib(work)}: use "
                 "short prompts or a device with more memory."
             )
+        form = self.tables[checkpoint.role].quantize
+        here = self.report.here and placement.shares.keys() == {"cpu"}
+        if engine == "onnx" and form is not None and here and (products := integer_products()) is not None:
+            slow = f"{form} weights are unpacked in every pass: this processor has no integer products for onnxruntime"
+            advice.append(f"{checkpoint}: {f'{form} weights are multiplied with {products}' if products else slow}.")
         making = int(engine_named(engine).making * need.weight_bytes(placement.dtype))
         if making > room:
             takes = f"making its graph for onnxruntime, once, takes up to {gib(making)}"

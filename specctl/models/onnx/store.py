@@ -136,19 +136,57 @@ def _making(kind: str, dtype: str, quantize: str | None, *, trees: bool) -> list
     return [SCHEMA_VERSION, dtype, quantize, trees, {name: version_of(name) for name in MAKERS}, kind, *processor()]
 
 
-def processor(path: Path = Path("/proc/cpuinfo")) -> list[str]:
+CPUINFO = Path("/proc/cpuinfo")
+
+
+def processor(path: Path = CPUINFO) -> list[str]:
     """The kind of this machine's processor and its features.
 
     Args:
         path: Linux's description of the processor; without this file, the processor's name is used.
     """
+    able = _features(path)
+    return [platform.machine(), platform.processor() if able is None else " ".join(sorted(able))]
+
+
+def _features(path: Path) -> list[str] | None:
+    """The processor's features as Linux names them, or None if they are unknown; those of the first core."""
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
-        lines = []
-    # Features of x86 and of ARM, read for the first core and assumed for all.
-    able = next((line.partition(":")[2] for line in lines if line.lower().startswith(("flags", "features"))), None)
-    return [platform.machine(), platform.processor() if able is None else " ".join(sorted(able.split()))]
+        return None
+    able = (line.partition(":")[2] for line in lines if line.lower().startswith(("flags", "features")))
+    found = next(able, None)
+    return None if found is None else found.split()
+
+
+INTEGER_PRODUCTS = (
+    ("x86_64", frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"}), "AVX-512 VNNI"),
+    ("x86_64", frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl"}), "AVX-512"),
+    ("x86_64", frozenset({"avx2", "fma", "avx_vnni"}), "AVX-VNNI"),
+    ("x86_64", frozenset({"avx2", "fma"}), "AVX2"),
+    ("aarch64", frozenset({"asimddp", "i8mm"}), "NEON dot products and, with 8 bits, matrix products (i8mm)"),
+    ("aarch64", frozenset({"asimddp"}), "NEON dot products"),
+)
+"""The instructions of onnxruntime's integer products with rounded weights, the first whose features a processor has.
+
+onnxruntime uses neither AMX nor bfloat16 for them. Source: onnxruntime/core/mlas/lib/platform.cpp.
+"""
+
+
+def integer_products(path: Path = CPUINFO, machine: str | None = None) -> str | None:
+    """The instructions that onnxruntime multiplies rounded weights with here; None if the processor is not known.
+
+    Empty if it has none for integers: then activations are not rounded, and passes are slow.
+
+    Args:
+        path: see `processor`.
+        machine: as `platform.machine` names it; None for this one.
+    """
+    able, machine = _features(path), machine or platform.machine()
+    if able is None or machine not in {kind for kind, _, _ in INTEGER_PRODUCTS}:
+        return None
+    return next((name for kind, needs, name in INTEGER_PRODUCTS if kind == machine and needs <= {*able}), "")
 
 
 @cache

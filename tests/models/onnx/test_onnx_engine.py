@@ -341,6 +341,24 @@ def test_doctor_tells_what_onnxruntime_quantises(tmp_path: Path, monkeypatch: py
 
 
 @needs_onnx
+@pytest.mark.parametrize(
+    ("products", "advice"),
+    [
+        ("AVX2", ["int4 weights are multiplied with AVX2."]),
+        ("", ["int4 weights are unpacked in every pass: this processor has no integer products for onnxruntime."]),
+        (None, []),
+    ],
+)
+def test_doctor_names_the_instructions_of_integer_products(
+    products: str | None, advice: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("specctl.doctor.diagnosis.integer_products", lambda: products)
+    report = diagnose(small_pair(tmp_path, "target.quantize=int4"))
+    assert [line.partition("': ")[2] for line in report.advice if "int4 weights" in line] == advice
+    assert not any("int4 weights" in line for line in diagnose(small_pair(tmp_path)).advice)
+
+
+@needs_onnx
 def test_doctor_counts_the_memory_that_making_a_graph_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     profile = small_pair(tmp_path)
     weights = sum(facts.devices["cpu"] for facts in diagnose(profile).models)

@@ -163,3 +163,32 @@ def test_where_graphs_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert cache_folder() == tmp_path / ".cache" / "specctl" / "onnx"
+
+
+WIDE = "fpu fma avx2 avx512f avx512dq avx512bw avx512vl"
+
+
+@pytest.mark.parametrize(
+    ("machine", "features", "used"),
+    [
+        ("x86_64", f"flags\t\t: {WIDE} avx512_vnni avx_vnni amx_int8", "AVX-512 VNNI"),
+        ("x86_64", f"flags\t\t: {WIDE} avx_vnni", "AVX-512"),
+        ("x86_64", "flags\t\t: fpu fma avx2 avx_vnni", "AVX-VNNI"),
+        ("x86_64", "flags\t\t: fpu fma avx2 avx512f", "AVX2"),
+        ("x86_64", "flags\t\t: fpu sse4_2 avx", ""),
+        ("aarch64", "Features\t: asimd asimddp i8mm", "NEON dot products and, with 8 bits, matrix products (i8mm)"),
+        ("aarch64", "Features\t: fp asimd asimddp", "NEON dot products"),
+        ("aarch64", "Features\t: fp asimd", ""),
+        ("riscv64", "features\t: v", None),
+        ("x86_64", "processor\t: 0", None),
+    ],
+)
+def test_the_instructions_of_integer_products(tmp_path: Path, machine: str, features: str, used: str | None) -> None:
+    path = tmp_path / "cpuinfo"
+    path.write_text(f"processor\t: 0\n{features}\n\nprocessor\t: 1\n")
+    assert stores.integer_products(path, machine) == used
+
+
+def test_without_a_description_of_the_processor_its_instructions_are_unknown(tmp_path: Path) -> None:
+    assert stores.integer_products(tmp_path / "none", "arm64") is None
+    assert len(stores.processor(tmp_path / "none")) == 2

@@ -1,0 +1,265 @@
+"""What rounding a model's weights does to its predictions: perplexity, and how much of its greedy text stays.
+
+    python -m tools.quality FOLDER TEXT.txt --forms float32 int8 int4 --roundings 8/32/zeros 4/32/symmetric+8
+
+prints a row for each form. A form is run by onnxruntime; a rounding, ``BITS/BLOCK/FORM`` of `Blocks.of`, by torch, with
+inputs of products rounded to 8 bits as onnxruntime does; ``+8`` rounds the output layer too, in blocks of 32 without
+zeros. The first form or rounding is what the others are compared with.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from math import exp
+from pathlib import Path
+from typing import Any, Self, cast, get_args
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from specctl.decoding.prompt_format import PromptFormat
+from specctl.models.files.tokenizer import Tokenizer
+from specctl.models.loading.assembly import load_pair
+from specctl.models.loading.model import load_model
+from specctl.models.onnx.blocks import BLOCK, Blocks, Form
+from specctl.models.running.eager import EagerPasses
+from specctl.models.running.engines import EngineSettings
+from specctl.models.running.slot import Slot
+from specctl.profile.schema import ModelTable, Profile
+
+PROMPTS = Path(__file__).with_name("real_prompts.jsonl")
+WINDOW, WINDOWS = 256, 16
+"""Tokens of a window of the text, of which each is read alone, and the number of windows."""
+LENGTH = 96  # Greedy tokens after each prompt
+PIECE = 64  # Tokens of a pass whose logits are kept: of a large vocabulary each row takes a megabyte
+MOST = 127  # The largest magnitude of an input rounded to 8 bits
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What forms are compared on.
+
+    Attributes:
+        windows: of a text, each read alone.
+        texts: prompts with the greedy text after them.
+    """
+
+    windows: list[list[int]]
+    texts: list[tuple[list[int], list[int]]]
+
+    @classmethod
+    def of(cls, slot: Slot, windows: list[list[int]], prompts: list[list[int]], length: int = LENGTH) -> Self:
+        """Let a model, the one to compare with, continue the prompts by ``length`` tokens each."""
+        return cls(windows, [(prompt, greedy(slot, prompt, length)) for prompt in prompts])
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """How a form of a model does on a `Sample`.
+
+    Attributes:
+        losses: ``(P,)`` float64, nats of every predicted token of the windows.
+        kept: ``(T,)`` for each text whether its tokens are the form's largest logits after the same tokens.
+    """
+
+    losses: np.ndarray
+    kept: list[np.ndarray]
+
+    @property
+    def perplexity(self) -> float:
+        return exp(self.losses.mean())
+
+    @property
+    def stays(self) -> float:
+        """The share of greedy tokens that stay."""
+        return float(np.concatenate(self.kept).mean())
+
+    @property
+    def until(self) -> float:
+        """The mean number of tokens until a text parts from the other; a text that does not counts as a whole."""
+        return float(np.mean([len(each) if each.all() else int(each.argmin()) for each in self.kept]))
+
+    def above(self, other: "Quality") -> tuple[float, float]:
+        """How much larger the perplexity is than another form's, as a share, and the standard error of that."""
+        more = self.losses - other.losses
+        return exp(more.mean()) - 1, float(more.std() / len(more) ** 0.5)
+
+
+def logits_of(slot: Slot, tokens: Sequence[int], first: int) -> Iterator[np.ndarray]:
+    """Logits ``(V,)`` after each token of a text from the one at index ``first`` on; each is overwritten by the next
+    pass.
+    """
+    slot.rollback(0)
+    if first:
+        slot.extend(tokens[:first], 0)
+    for start in range(first, len(tokens), PIECE):
+        piece = tokens[start : start + PIECE]
+        columns: Any = slot.extend(piece, len(piece)).columns
+        yield from np.asarray(columns)
+
+
+def greedy(slot: Slot, prompt: Sequence[int], length: int) -> list[int]:
+    """The tokens with the largest logits after a prompt."""
+    slot.rollback(0)
+    found: list[int] = []
+    tokens = list(prompt)
+    for _ in range(length):
+        columns: Any = slot.extend(tokens, 1).columns
+        tokens = [int(np.asarray(columns)[-1].argmax())]
+        found += tokens
+    return found
+
+
+def quality(slot: Slot, sample: Sample) -> Quality:
+    """How a form of a model does; the slot is empty afterwards."""
+    with torch.inference_mode():
+        losses = [
+            loss(logits, token)
+            for window in sample.windows
+            for logits, token in zip(logits_of(slot, window[:-1], 0), window[1:], strict=True)
+        ]
+        kept = []
+        for prompt, written in sample.texts:
+            rows = logits_of(slot, [*prompt, *written[:-1]], len(prompt) - 1)
+            kept.append(np.array([row.argmax() == token for row, token in zip(rows, written, strict=True)]))
+    slot.rollback(0)
+    return Quality(np.array(losses), kept)
+
+
+def loss(logits: np.ndarray, token: int) -> float:
+    """Nats of a token."""
+    row = logits.astype(np.float64)
+    most = row.max()
+    return float(most + np.log(np.exp(row - most).sum()) - row[token])
+
+
+def windows_of(tokens: Sequence[int], start: Sequence[int], count: int = WINDOWS) -> list[list[int]]:
+    """Windows at equal distances in a text.
+
+    Args:
+        tokens: of the text.
+        start: ids that every window begins with.
+        count: their number.
+    """
+    step = max(WINDOW, len(tokens) // count)
+    return [[*start, *tokens[place : place + WINDOW]] for place in range(0, len(tokens) - WINDOW, step)][:count]
+
+
+@dataclass(frozen=True, slots=True)
+class Rounding:
+    """How torch is to round a model.
+
+    Attributes:
+        bits, block, form: of `Blocks.of`; bits is 0 to round nothing.
+        output: bits of the output layer, 0 for none.
+    """
+
+    bits: int
+    block: int
+    form: Form
+    output: int = 0
+
+    @classmethod
+    def read(cls, text: str) -> Self:
+        first, _, output = text.partition("+")
+        bits, block, form = first.split("/")
+        if form not in get_args(Form):
+            raise ValueError(f"{form} is none of {', '.join(get_args(Form))}")
+        return cls(int(bits), int(block), cast("Form", form), int(output or 0))
+
+    def __str__(self) -> str:
+        return f"{self.bits}/{self.block}/{self.form}" + (f"+{self.output}" if self.output else "")
+
+    @contextmanager
+    def on(self, model: PreTrainedModel) -> Iterator[None]:
+        """Round a model's products; its weights are restored afterwards."""
+        head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+        layers = [each for each in model.modules() if isinstance(each, nn.Linear)]
+        whole = {each: each.weight for each in layers}
+        hooks = []
+        for layer, weight in whole.items():
+            how = replace(self, bits=self.output, block=BLOCK, form="symmetric") if layer is head else self
+            if how.bits:
+                blocks = Blocks.of(weight.detach().float().numpy(), how.bits, block=how.block, form=how.form)
+                layer.weight = nn.Parameter(torch.from_numpy(blocks.values()).to(weight.dtype), requires_grad=False)
+                hooks.append(layer.register_forward_pre_hook(partial(_round_inputs, how.block)))
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+            for layer, weight in whole.items():
+                layer.weight = weight
+
+
+def _round_inputs(block: int, _: nn.Module, given: tuple[torch.Tensor]) -> torch.Tensor:
+    """A product's inputs ``(..., K)`` rounded to 8 bits in blocks, as onnxruntime does at accuracy level 4."""
+    (states,) = given
+    size = states.shape[-1]
+    padded = nn.functional.pad(states, (0, -size % block))
+    groups = padded.reshape(*states.shape[:-1], -1, block)  # (..., B, block)
+    scale = groups.abs().amax(-1, keepdim=True) / MOST
+    whole: torch.Tensor = (groups / scale.where(scale > 0, torch.ones_like(scale))).round() * scale
+    return whole.flatten(-2)[..., :size]
+
+
+def onnx_slot(folder: str, form: str) -> tuple[Slot, Tokenizer]:
+    """A form of a model in onnxruntime, and its tokenizer.
+
+    Raises:
+        SystemExit: onnxruntime does not run it.
+    """
+    quantize: Any = None if form == "float32" else form
+    profile = Profile(target=ModelTable(model=folder, device="cpu", quantize=quantize), engine="onnx")
+    settings = EngineSettings.of(profile, notice=print, progress=print)
+    pair = load_pair(profile, drafts=[], engines=settings, measured=False, torch_weights=False)
+    if not pair.target.engine.startswith("onnx"):
+        raise SystemExit(f"onnxruntime does not run {form}")
+    return pair.target.bare, pair.tokenizer
+
+
+def table_row(name: str, found: Quality, first: Quality) -> str:
+    """A row of the printed table."""
+    more, error = found.above(first)
+    return f"{name:20}{found.perplexity:>12.3f}{more:>+10.2%} ({error:.2%}){found.stays:>9.1%}{found.until:>9.1f}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tools.quality", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("model")
+    parser.add_argument("text", type=Path)
+    parser.add_argument("--forms", nargs="*", default=["float32", "int8", "int4"], choices=["float32", "int8", "int4"])
+    parser.add_argument("--roundings", nargs="*", default=[], type=Rounding.read)
+    parser.add_argument("--prompts", type=Path, default=PROMPTS)
+    parser.add_argument("--windows", type=int, default=WINDOWS)
+    parser.add_argument("--length", type=int, default=LENGTH)
+    given = parser.parse_args()
+    slot, tokenizer = onnx_slot(given.model, given.forms[0] if given.forms else "float32")
+    ids = tokenizer.encode(given.text.read_text(encoding="utf-8"), add_special_tokens=False)
+    start = tokenizer.encode("")
+    texts = [json.loads(line)["prompt"] for line in given.prompts.read_text(encoding="utf-8").splitlines()]
+    prompts = [*map(PromptFormat(tokenizer).prompt, texts)]
+    with torch.inference_mode():
+        sample = Sample.of(slot, windows_of(ids, start, given.windows), prompts, given.length)
+    print(f"{'':20}{'perplexity':>12}{'more (error)':>18}{'stays':>10}{'until':>9}")
+    first = quality(slot, sample)
+    print(table_row("float32", first, first), f" ({len(first.losses)} tokens, {len(prompts)} texts)", flush=True)
+    for form in given.forms[1:]:
+        slot, _ = onnx_slot(given.model, form)
+        print(table_row(form, quality(slot, sample), first), flush=True)
+    del slot
+    if given.roundings:
+        model = load_model(ModelTable(model=given.model, device="cpu"), role="target").model
+        for rounding in given.roundings:
+            with rounding.on(model):
+                slot = Slot(EagerPasses(model, model.config.get_text_config().vocab_size))
+                print(table_row(str(rounding), quality(slot, sample), first), flush=True)
+
+
+if __name__ == "__main__":
+    main()
