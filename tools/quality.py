@@ -12,7 +12,6 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from math import exp
 from pathlib import Path
 from typing import Any, Self, cast, get_args
@@ -27,6 +26,7 @@ from specctl.models.files.tokenizer import Tokenizer
 from specctl.models.loading.assembly import load_pair
 from specctl.models.loading.model import load_model
 from specctl.models.onnx.blocks import BLOCK, Blocks, Form
+from specctl.models.onnx.check import coarse
 from specctl.models.running.eager import EagerPasses
 from specctl.models.running.engines import EngineSettings
 from specctl.models.running.slot import Slot
@@ -37,7 +37,6 @@ WINDOW, WINDOWS = 256, 16
 """Tokens of a window of the text, of which each is read alone, and the number of windows."""
 LENGTH = 96  # Greedy tokens after each prompt
 PIECE = 64  # Tokens of a pass whose logits are kept: of a large vocabulary each row takes a megabyte
-MOST = 127  # The largest magnitude of an input rounded to 8 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,31 +180,19 @@ class Rounding:
         head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
         layers = [each for each in model.modules() if isinstance(each, nn.Linear)]
         whole = {each: each.weight for each in layers}
-        hooks = []
+        sizes: dict[nn.Module, int] = {}
         for layer, weight in whole.items():
             how = replace(self, bits=self.output, block=BLOCK, form="symmetric") if layer is head else self
             if how.bits:
                 blocks = Blocks.of(weight.detach().float().numpy(), how.bits, block=how.block, form=how.form)
                 layer.weight = nn.Parameter(torch.from_numpy(blocks.values()).to(weight.dtype), requires_grad=False)
-                hooks.append(layer.register_forward_pre_hook(partial(_round_inputs, how.block)))
+                sizes[layer] = how.block
         try:
-            yield
+            with coarse(sizes):
+                yield
         finally:
-            for hook in hooks:
-                hook.remove()
             for layer, weight in whole.items():
                 layer.weight = weight
-
-
-def _round_inputs(block: int, _: nn.Module, given: tuple[torch.Tensor]) -> torch.Tensor:
-    """A product's inputs ``(..., K)`` rounded to 8 bits in blocks, as onnxruntime does at accuracy level 4."""
-    (states,) = given
-    size = states.shape[-1]
-    padded = nn.functional.pad(states, (0, -size % block))
-    groups = padded.reshape(*states.shape[:-1], -1, block)  # (..., B, block)
-    scale = groups.abs().amax(-1, keepdim=True) / MOST
-    whole: torch.Tensor = (groups / scale.where(scale > 0, torch.ones_like(scale))).round() * scale
-    return whole.flatten(-2)[..., :size]
 
 
 def onnx_slot(folder: str, form: str) -> tuple[Slot, Tokenizer]:

@@ -11,7 +11,7 @@ from specctl.models.onnx.blocks import Blocks
 from specctl.models.running.eager import EagerPasses
 from specctl.models.running.slot import Slot
 from tests.support.toys import random_model
-from tools.quality import PIECE, WINDOW, Quality, Rounding, Sample, _round_inputs, quality, windows_of
+from tools.quality import PIECE, WINDOW, Quality, Rounding, Sample, quality, windows_of
 
 VOCABULARY = 64
 PROMPTS = [[3, 14, 15, 9], [2, 7, 1]]
@@ -69,12 +69,6 @@ def test_a_rounded_model_predicts_otherwise_and_gets_its_weights_back() -> None:
 
 def rounding_of(weight: torch.Tensor, bits: int) -> torch.Tensor:
     return torch.from_numpy(Blocks.of(weight.numpy(), bits, form="symmetric").values())
-
-
-def test_inputs_are_rounded_to_127_steps_on_either_side_of_zero() -> None:
-    states = torch.tensor([[0.5, -1.27, 0.004, 0.006, 0.0, 0.0]])
-    rounded = _round_inputs(4, torch.nn.Identity(), (states,))
-    torch.testing.assert_close(rounded, torch.tensor([[0.5, -1.27, 0.0, 0.01, 0.0, 0.0]]))
 
 
 def test_windows_lie_apart_and_begin_alike() -> None:

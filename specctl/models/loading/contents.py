@@ -103,7 +103,7 @@ def _hash(states: States, *, whole: bool) -> str:
     folder = cache_folder()
     if sum(size for _, size, *_ in states) < STORED or not folder.is_dir():
         return _with_names(files_hash(files, whole=whole), files)
-    # Nobody can set the time of a file's last change, unlike that of its contents.
+    # No program can set the time of a file's last change, unlike that of its contents.
     changed = [path.stat().st_ctime_ns for path in files]
     of = json.loads(json.dumps([states, changed]))
     name = hashlib.sha256(json.dumps([list(map(str, files)), whole]).encode()).hexdigest()[:32]

@@ -6,10 +6,10 @@ from typing import Literal, Self
 
 import numpy as np
 
-BLOCK = 32  # Number of weights of one output that share a scale, unless told otherwise
+BLOCK = 32  # Number of weights of one output that share a scale by default
 Form = Literal["symmetric", "zeros", "minima"]
 """What a block has besides its codes and its scale: nothing, an integer zero, or a float minimum."""
-PIECE = 1 << 22  # Weights are rounded, and rounded weights are read, so many at a time
+PIECE = 1 << 22  # Weights are rounded, and rounded weights are read, at most this many at a time
 
 
 class NotFinite(ValueError):  # noqa: N818 - it is a finding

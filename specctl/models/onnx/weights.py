@@ -31,7 +31,7 @@ class Weights(ABC):
         return None
 
     def done(self, name: str) -> None:  # noqa: B027 - most have nothing to do
-        """Told when a parameter's numbers are not needed for now."""
+        """Called when a parameter's numbers are not needed for now."""
 
 
 class LoadedWeights(Weights):
@@ -118,7 +118,7 @@ class Weight(Lazy):
         return Weight(self.source, self.names, self.shape.numpy()[::-1], self.dtype, turned=not self.turned)
 
     def done(self) -> None:
-        """Told when the numbers are not needed for now."""
+        """Called when the numbers are not needed for now."""
         for name in self.names:
             self.source.done(name)
 
