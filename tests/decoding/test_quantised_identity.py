@@ -1,6 +1,7 @@
 """With a quantised target every text, and every law of texts, is that of the same quantised target alone."""
 
 from collections.abc import Sequence
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from specctl.decoding.session import Session
 from specctl.models.loading.assembly import load_pair
 from specctl.models.loading.model import load_model
 from specctl.models.passes.forward import Forward
-from specctl.models.running import eager
+from specctl.models.running import eager, one_function
 from specctl.models.running.eager import EagerPasses
 from specctl.models.running.one_function import ROUNDING, apart, width_fault, widths_apart
 from specctl.models.running.passes import Request
@@ -183,10 +184,12 @@ def test_widths_of_passes_agree(form: Form) -> None:
 class DependsOnItsWidth(EagerPasses):
     """Single tokens are computed a little differently."""
 
+    factor = 1.02
+
     def forward(self, requests: Sequence[Request]) -> list[Forward]:
         (found,) = super().forward(requests)
         single = len(requests[0].tokens) == 1
-        return [Forward(found.logits * 1.02, found.hidden, found.states) if single else found]
+        return [Forward(found.logits * self.factor, found.hidden, found.states) if single else found]
 
 
 class DependsOnBranches(EagerPasses):
@@ -209,6 +212,19 @@ def test_a_target_whose_widths_differ_is_refused(folder: Path, monkeypatch: pyte
     assert width_fault(model, 64) is None
     monkeypatch.setattr(eager, "EagerPasses", DependsOnItsWidth)
     assert str(width_fault(model, 64)).startswith("its quantised weights compute something else")
+
+
+def test_rounding_is_measured_on_the_model_itself_in_few_bits(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only if the model's rounding exceeds that of small models, and never in float32."""
+    monkeypatch.setattr(one_function, "ROUNDING", dict.fromkeys(ROUNDING, 1e-9))
+    model = quantised(folder, "int8")
+    assert model.dtype == torch.float32
+    assert width_fault(model, 64) is not None
+    model = deepcopy(random_model("llama")).bfloat16()
+    assert width_fault(model, 64) is None
+    monkeypatch.setattr(eager, "EagerPasses", DependsOnItsWidth)
+    monkeypatch.setattr(DependsOnItsWidth, "factor", 1.5)
+    assert width_fault(model, 64) is not None
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,8 @@ Measured on the embedded target, plain and quantised by torchao, between widths 
 models differ several times as much. Products whose inputs are rounded to 8 bits, in onnxruntime, gave 0.015 to 0.04 for
 one row against several: in float32 that is far outside, in the others it is no more than what their rounding does.
 """
+LOW = torch.float16, torch.bfloat16
+"""In these dtypes a large model's own rounding may exceed `ROUNDING`."""
 WIDTHS = 1, 2, 5, 8
 BEFORE = 48
 
@@ -53,12 +55,8 @@ def widths_apart(runner: Slot, vocabulary: int) -> float:
         runner: any; its cache is empty afterwards.
         vocabulary: V, ids are drawn from below it.
     """
-    sweep = [*WIDTHS, *WIDTHS[::-1]]
-    before = min(BEFORE, runner.context - sum(sweep))
-    if before < 1:
-        sweep, before = list(WIDTHS[: max(runner.context - 1, 0)]), 1
-    draws = torch.Generator().manual_seed(12)
-    text: list[int] = torch.randint(0, vocabulary, (before + sum(sweep),), generator=draws).tolist()
+    text, sweep = _width_text(runner.context, vocabulary)
+    before = len(text) - sum(sweep)
     with torch.inference_mode():
         runner.rollback(0)
         wide = torch.as_tensor(runner.extend(text, sum(sweep)).logits).clone()
@@ -67,6 +65,16 @@ def widths_apart(runner: Slot, vocabulary: int) -> float:
             found.append(_grown(runner, text, before, sweep))
         runner.rollback(0)
     return max(apart(rows, wide) for rows in found)
+
+
+def _width_text(context: int, vocabulary: int) -> tuple[list[int], list[int]]:
+    """Ids of a text that fits a context, and the widths of passes over its end."""
+    sweep = [*WIDTHS, *WIDTHS[::-1]]
+    before = min(BEFORE, context - sum(sweep))
+    if before < 1:
+        sweep, before = list(WIDTHS[: max(context - 1, 0)]), 1
+    draws = torch.Generator().manual_seed(12)
+    return torch.randint(0, vocabulary, (before + sum(sweep),), generator=draws).tolist(), sweep
 
 
 def _swept(runner: Slot, text: Sequence[int], start: int, widths: Sequence[int]) -> torch.Tensor:
@@ -109,15 +117,29 @@ def width_fault(model: "PreTrainedModel", vocabulary: int) -> str | None:
         model: one that torch runs.
         vocabulary: the pair's shared vocabulary.
     """
-    from specctl.models.running.engines import eager
-
-    found, most = widths_apart(eager(model, vocabulary), vocabulary), ROUNDING.get(model.dtype, 1e-3)
+    runner, most = eager(model, vocabulary), ROUNDING.get(model.dtype, 1e-3)
+    found = widths_apart(runner, vocabulary)
+    if found > most and model.dtype in LOW:
+        most = max(most, _own_rounding(model, vocabulary, *_width_text(runner.context, vocabulary)))
     if found <= most:
         return None
     return (
         "its quantised weights compute something else in passes over one token than over several (logits differ by "
-        f"{found:.2g} of their spread, and rounding explains {most:g})"
+        f"{found:.2g} of their spread, and rounding explains {most:.2g})"
     )
+
+
+def _own_rounding(model: "PreTrainedModel", vocabulary: int, text: Sequence[int], sweep: Sequence[int]) -> float:
+    """How far `jittered` takes the logits after a text's last tokens, as `apart` measures it.
+
+    On SmolLM2 135M, passes of different widths differed by 0.24 (float16), 0.35 (bfloat16) and 0.46 (bfloat16 with
+    8-bit weights) of that.
+    """
+    with torch.inference_mode():
+        whole = _whole(model, vocabulary, text)
+        with jittered(model):
+            moved = _whole(model, vocabulary, text)
+    return apart(moved[-sum(sweep) :], whole[-sum(sweep) :])
 
 
 PROMPT, LENGTH = 6, 16
