@@ -123,17 +123,6 @@ def test_the_quantisation_of_a_text_decoder_inside_counts() -> None:
     assert quantised_with({"text_config": {}}) is None
 
 
-def test_gguf_files_are_refused_with_a_way_to_unpack_them(folder: Path, tmp_path: Path) -> None:
-    file = folder / "model.Q4_K_M.gguf"
-    file.write_bytes(b"GGUF")
-    assert "is a GGUF file" in refusal(file).message
-    assert f"{file} model.Q4_K_M`" in (refusal(file).hint or "")
-
-    (tmp_path / "other").mkdir()
-    file.rename(tmp_path / "other" / file.name)
-    assert "is a folder with a GGUF file" in refusal(tmp_path / "other").message
-
-
 @pytest.mark.parametrize(
     "text", ["{", "[1]", '{"watermarking_config": 3}'], ids=["not JSON", "no object", "not transformers'"]
 )

@@ -6,88 +6,19 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from specctl.errors import ModelError
 from specctl.models.files.checkpoint import locate
+from specctl.models.files.gguf import unpacking
 from specctl.models.files.unpack_gguf import main, unpack
 from specctl.profile.schema import ModelTable
 from tests.support.checkpoints import llama_config, tiny_tokenizer
-
-NAMES = {
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-}
-"""Of a layer's tensors, as llama.cpp calls them."""
-
-
-def rotated(weight: torch.Tensor, heads: int) -> torch.Tensor:
-    """A weight's rows in llama.cpp's order: the two halves of each head alternate."""
-    return weight.view(heads, 2, -1, weight.shape[-1]).transpose(1, 2).reshape(weight.shape)
-
-
-def write(path: Path, model: LlamaForCausalLM, tensors: dict[str, Any] | None = None, **metadata: Any) -> Path:
-    """A Llama as a GGUF file, with float32 weights and a byte-level tokenizer."""
-    config = model.config
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_name("tiny")
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_rope_dimension_count(config.head_dim)
-    writer.add_vocab_size(config.vocab_size)
-    for key, value in metadata.items():
-        name = f"llama.rope.scaling.{key}"
-        add = {str: writer.add_string, float: writer.add_float32, int: writer.add_uint32}[type(value)]
-        add(name, value)
-    vocabulary = tiny_tokenizer().get_vocab()
-    writer.add_tokenizer_model("gpt2")
-    writer.add_token_list([*sorted(vocabulary, key=vocabulary.__getitem__)[:-1], "ab"])
-    writer.add_token_merges(["a b"])  # at least one is needed
-    writer.add_eos_token_id(0)
-    for name, weight in model.state_dict().items():
-        parts = name.removesuffix(".weight").split(".")
-        if name == "model.embed_tokens.weight":
-            stored = "token_embd.weight"
-        elif name in ("model.norm.weight", "lm_head.weight"):
-            stored = {"model.norm.weight": "output_norm.weight", "lm_head.weight": "output.weight"}[name]
-        else:
-            kind = ".".join(parts[3:])
-            if kind == "self_attn.q_proj":
-                weight = rotated(weight, config.num_attention_heads)
-            elif kind == "self_attn.k_proj":
-                weight = rotated(weight, config.num_key_value_heads)
-            stored = f"blk.{parts[2]}.{NAMES[kind]}.weight"
-        writer.add_tensor(stored, weight.contiguous().numpy())
-    for name, values in (tensors or {}).items():
-        writer.add_tensor(name, np.asarray(values, dtype=np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
-
-
-def random_llama(**settings: Any) -> LlamaForCausalLM:
-    torch.manual_seed(0)
-    return LlamaForCausalLM(llama_config(hidden_size=64, num_attention_heads=4, **settings))
+from tests.support.gguf_files import random_llama, write
 
 
 def divisors(rotation: dict[str, Any]) -> np.ndarray[Any, Any]:
@@ -176,23 +107,10 @@ def test_bad_files_give_one_message_and_leave_nothing(
 
 
 def test_the_command_of_the_message_works(tmp_path: Path) -> None:
-    folder = tmp_path / "a folder.gguf"
-    folder.mkdir()
-    file = write(folder / "m.q8.gguf", random_llama())
-    (tmp_path / "Renamed").write_bytes(file.read_bytes())
-    for model, said in (
-        (file, "is a GGUF file"),
-        (folder, "a folder with a GGUF file"),
-        (tmp_path / "Renamed", "is a GGUF"),
-    ):
-        with pytest.raises(ModelError, match=said) as caught:
-            locate(ModelTable(model=str(model)), "target")
-    with pytest.raises(ModelError) as caught:
-        locate(ModelTable(model=str(file)), "target")
-    hint = caught.value.hint or ""
+    file = write(tmp_path / "a folder.gguf" / "m.q8.gguf", random_llama())
 
-    command = hint.split("then `")[1].split("`")[0]
+    command = unpacking(file, "draft").split("`")[1]
     subprocess.run(shlex.split(command), check=True, cwd=tmp_path, capture_output=True)
 
-    assert "model = 'm.q8'" in hint
+    assert "model = 'm.q8' in [draft]" in unpacking(file, "draft")
     assert (tmp_path / "m.q8" / "model.safetensors").exists()

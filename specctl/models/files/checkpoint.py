@@ -4,8 +4,6 @@ import hashlib
 import json
 import math
 import re
-import shlex
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -16,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from specctl.errors import ModelError, pip_install, too_deep
+from specctl.models.files.gguf import is_gguf, small_files
 from specctl.models.files.library_calls import ADAPTER, adapter, explained, hushed_hub, pickle_only, similar_models
 from specctl.profile.schema import ModelTable
 
@@ -212,6 +211,7 @@ class Checkpoint:
     folder: Path
     source: Literal["embedded", "folder", "hub"]
     adapter: Adapter | None = None
+    weights: Path | None = None  # a GGUF file with its weights; ``folder`` then has what specctl made of the rest
 
     def __str__(self) -> str:
         return f"The {self.role} model {self.name!r}"
@@ -232,7 +232,9 @@ class Checkpoint:
         return found if isinstance(found, str) else None
 
     def weight_files(self) -> list[Path]:
-        """The model's safetensors files, whether they exist or not; without an index, a single file."""
+        """The model's weight files, whether they exist or not; without an index, a single file."""
+        if self.weights is not None:
+            return [self.weights]
         index = self._index()
         return [self.folder / SINGLE] if index is None else sorted(set(index.values()))
 
@@ -283,6 +285,13 @@ class Checkpoint:
             return WeightHeaders(by_dtype, sum(ends), each)
         counts: Counter[str] = Counter()
         shapes: dict[str, tuple[int, ...]] = {}
+        if self.weights is not None:
+            from specctl.models.files.gguf import GgufFile
+
+            for name, tensor in GgufFile(self.weights).tensors.items():
+                shapes[name] = tuple(map(int, reversed(tensor.shape)))
+                counts[tensor.tensor_type.name] += math.prod(shapes[name])
+            return WeightHeaders(dict(counts), self.weights.stat().st_size, shapes)
         for path in self.weight_files():
             with self._opened(path) as file:
                 for key in file.keys():  # noqa: SIM118 - not a mapping
@@ -394,8 +403,9 @@ def _located(table: ModelTable, role: str) -> Checkpoint:
         _no_revision(table, role)
         return _with_config(Checkpoint(table.model, role, None, folder, "folder"))
     if folder.is_file():
-        if _is_gguf(folder):
-            raise _gguf(f"The {role} model {table.model!r} is a GGUF file", role, folder)
+        if is_gguf(folder):
+            _no_revision(table, role)
+            return Checkpoint(table.model, role, None, small_files(folder), "folder", weights=folder)
         raise ModelError(
             f"The {role} model {table.model!r} is a file.",
             "Give the folder that holds config.json, the tokenizer and the safetensors weights.",
@@ -429,10 +439,15 @@ def _with_config(checkpoint: Checkpoint) -> Checkpoint:
         return checkpoint
     if (checkpoint.folder / ADAPTER).exists():
         raise ModelError(*adapter(str(checkpoint), checkpoint.role, checkpoint.name, checkpoint.folder))
-    if found := sorted(path for path in checkpoint.folder.iterdir() if path.is_file() and _is_gguf(path)):
-        raise _gguf(f"{checkpoint} is a folder with a GGUF file", checkpoint.role, found[0])
+    if found := sorted(path for path in checkpoint.folder.iterdir() if path.is_file() and is_gguf(path)):
+        raise ModelError(
+            f"{checkpoint} is a folder with a GGUF file.", f"Set model = {str(found[0])!r} in [{checkpoint.role}]."
+        )
     if checkpoint.source == "hub" and "gguf" in checkpoint.name.lower():
-        raise _gguf(f"{checkpoint} is a repository of GGUF files", checkpoint.role, Path("FILE.gguf"))
+        raise ModelError(
+            f"{checkpoint} is a repository of GGUF files.",
+            f"Download one of them, and set model to its path in [{checkpoint.role}].",
+        )
     if checkpoint.source == "hub":
         hint = "If you are offline, download it on a machine with a network; else choose a transformers checkpoint."
     else:
@@ -446,29 +461,6 @@ def _no_revision(table: ModelTable, role: str) -> None:
             f"[{role}] revision = {table.revision!r} has no effect: {table.model!r} is a folder, not a hub id.",
             "Remove revision, or give the hub id.",
         )
-
-
-def _is_gguf(file: Path) -> bool:
-    """Whether a file is GGUF by its name or by its first bytes."""
-    if file.suffix.lower() == ".gguf":
-        return True
-    try:
-        with file.open("rb") as opened:
-            return opened.read(4) == b"GGUF"
-    except OSError:
-        return False
-
-
-def _gguf(subject: str, role: str, file: Path) -> ModelError:
-    """The error about a GGUF file, with this installation's command to unpack it."""
-    folder = file.name.removesuffix(file.suffix)
-    command = [sys.executable, "-m", "specctl.models.files.unpack_gguf", str(file), folder]
-    return ModelError(
-        f"{subject}, which specctl does not run as it is.",
-        "Use the checkpoint that it was made from, with quantize if that is too large. Or unpack the file into float32 "
-        f"weights of up to 8 times its size: `{pip_install('gguf')}`, then `{shlex.join(command)}`, and set "
-        f"model = {folder!r} in [{role}].",
-    )
 
 
 ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}  # Bytes per number

@@ -123,18 +123,22 @@ def load_config(checkpoint: Checkpoint, trust_remote_code: bool = False) -> Any:
         return AutoConfig.from_pretrained(checkpoint.folder, trust_remote_code=trust_remote_code)
 
 
-def skeleton(checkpoint: Checkpoint, trust_remote_code: bool = False, config: Any = None) -> "PreTrainedModel":
+def skeleton(
+    checkpoint: Checkpoint, trust_remote_code: bool = False, config: Any = None, *, buffers: bool = False
+) -> "PreTrainedModel":
     """The model on torch's meta device, with plain weights even if the checkpoint's are quantised.
 
     Args:
         checkpoint: the model's files.
         trust_remote_code: whether code from its repository may run.
         config: its `load_config`; None to load it.
+        buffers: whether its buffers, such as the frequencies of rotary positions, are computed, on the CPU.
 
     Raises:
         ModelError: no model can be made from the configuration.
     """
     import torch
+    from accelerate import init_empty_weights  # type: ignore[import-untyped]
     from transformers import AutoModelForCausalLM
 
     config = load_config(checkpoint, trust_remote_code) if config is None else config
@@ -144,7 +148,8 @@ def skeleton(checkpoint: Checkpoint, trust_remote_code: bool = False, config: An
         if hasattr(part, "quantization_config"):
             del part.quantization_config
     model: PreTrainedModel
-    with explained(checkpoint.role, checkpoint.name, by_config=True), torch.device("meta"), hushed():
+    empty = init_empty_weights(include_buffers=False) if buffers else torch.device("meta")
+    with explained(checkpoint.role, checkpoint.name, by_config=True), empty, hushed():
         try:
             if known is not None:
                 made: Any = known(plain)

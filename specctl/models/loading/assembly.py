@@ -195,14 +195,15 @@ def _pair(
     loaded = [one.torch_model for one in members if one.torch_model is not None]
     whole = not any(model.sharding for model in loaded)
     setting = profile.threads if whole else share_of(profile.threads, profile.target.shards or 1)
-    threads = choose(setting, [one.model for one in loaded] if measured and whole else (), vocabulary, began)
+    plain = whole and not any(model.weights for model in loaded)
+    threads = choose(setting, [one.model for one in loaded] if measured and plain else (), vocabulary, began)
     graphs = [one.network.facts for one in members if isinstance(one.network, StoredModel)]
     tries = graphs and decided(setting) is None and sum(each.weight_bytes for each in graphs) <= LARGE
     made = assemble(
         members,
         above,
         vocabulary,
-        replace(settings, most_threads=threads.free if threads.milliseconds else None),
+        replace(settings, most_threads=threads.free if threads.milliseconds or (whole and not plain) else None),
         threads={1, threads.free} if tries else {threads.number},
         torch_weights=torch_weights,
         on_foreign_predictor=on_foreign_predictor,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from specctl.errors import ModelError
 from specctl.models.files.checkpoint import Adapter, Checkpoint, locate
+from specctl.models.files.gguf import unpacking
 from specctl.models.files.library_calls import explained, hushed
 from specctl.models.files.skeleton import load_config, text_only_class
 from specctl.models.placing.memory import device_memory, estimate
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from specctl.models.onnx.weights import Weights
     from specctl.models.sharding import Sharding
 
 T = TypeVar("T")
@@ -37,6 +39,7 @@ class LoadedModel:
     devices: tuple[str, ...]  # every device that holds weights
     # how the model is split over processes, of which this one has a share; None if it is whole
     sharding: "Sharding | None" = None
+    weights: "Weights | None" = None  # has the numbers of a `packed_model`; None for a model that torch can run
 
     @classmethod
     def of(
@@ -45,6 +48,7 @@ class LoadedModel:
         name: str,
         devices: Sequence[str] | None = None,
         sharding: "Sharding | None" = None,
+        weights: "Weights | None" = None,
     ) -> "LoadedModel":
         """Wrap a transformers model that is in memory, in eval mode. ``devices`` is None for a model on one device."""
         from specctl.models.passes.weights import device_of
@@ -63,6 +67,7 @@ class LoadedModel:
             dtype=model.dtype,
             devices=(str(model.device),) if devices is None else tuple(devices),
             sharding=sharding,
+            weights=weights,
         )
 
     @property
@@ -98,6 +103,11 @@ def load_model(table: ModelTable, *, role: str) -> LoadedModel:
         ModelError: the model cannot be loaded; the hint says how to fix it.
     """
     checkpoint = locate(table, role)
+    if checkpoint.weights is not None:
+        raise ModelError(
+            f"{checkpoint} is a GGUF file, and torch needs its weights unpacked here.",
+            unpacking(checkpoint.weights, role),
+        )
     return load_inspected(checkpoint, table, inspected(checkpoint, table, device_memory(named_devices(table))))
 
 
@@ -105,8 +115,15 @@ def load_inspected(checkpoint: Checkpoint, table: ModelTable, quantization: Quan
     """Like `load_model`, for a model that was `inspected`; takes the quantisation that `inspected` returned."""
     role = checkpoint.role
     need = estimate(checkpoint, table.trust_remote_code, quantization)
+    if checkpoint.weights is not None:
+        table = table.model_copy(update={"device": "cpu"})
     placement = placed_here(checkpoint, table, need)
     checkpoint.fetch_weights()
+    if checkpoint.weights is not None:
+        from specctl.models.onnx.skeletons import packed_model
+
+        model, weights = packed_model(checkpoint)
+        return LoadedModel.of(model, table.model, weights=weights)
     prefer_own_attention(placement.devices)
     sharding = None
     with explained(role, table.model), hushed():

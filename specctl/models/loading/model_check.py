@@ -60,6 +60,8 @@ def check_model(network: "LoadedModel", member: "PairMember | None", vocabulary:
     """
     from specctl.models.passes.masks import rule_out_masks
 
+    if network.weights is not None:  # torch never runs it, and its graph is checked when it is made
+        return
     path = None
     if member is not None and member.checkpoint is not None:
         dtype = str(network.dtype).removeprefix("torch.")

@@ -4,8 +4,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from specctl.errors import ModelError
+from specctl.models.files.checkpoint import Checkpoint
+from specctl.models.files.gguf import unpacking
 from specctl.models.loading.model import LoadedModel, load_inspected
 from specctl.models.loading.pair_members import PairMember
+from specctl.models.onnx.store import PACKED
 from specctl.models.passes.weights import Where
 from specctl.models.placing.engine_table import chosen, engine_named
 from specctl.models.placing.memory import device_memory
@@ -37,6 +40,9 @@ def model_runner(
     """
     if network.sharding is not None:
         return network, sharded_runner(network.model, network.sharding, vocabulary, network.name, settings)
+    if network.weights is not None:
+        assert one.checkpoint is not None, "its weights are in a file"
+        return network, packed_runner(one.checkpoint, network, vocabulary, settings, one.files_hash)
     settings = replace(settings, rounding=one.rounding, keeps=keeps, files=lambda: one.files_hash)
     choice: Choice | None = chosen(settings.engine, network.model, Where.of(network.model), settings)
     while choice is not None:
@@ -51,6 +57,45 @@ def model_runner(
             return network, runner
         choice = choice.otherwise
     raise AssertionError("the last engine runs any model")
+
+
+def packed_runner(
+    checkpoint: Checkpoint, network: LoadedModel, vocabulary: int, settings: EngineSettings, files: str | None
+) -> Slot:
+    """The runner of a model whose weights stay in its file, by onnxruntime.
+
+    Args:
+        checkpoint: the model's files.
+        network: its `packed_model`.
+        vocabulary: the pair's shared vocabulary.
+        settings: the engine settings.
+        files: a hash of its files; None if they changed meanwhile.
+
+    Raises:
+        ModelError: onnxruntime cannot run it.
+    """
+    from specctl.models.onnx.engine import build_onnx_runner
+
+    assert checkpoint.weights is not None, "it has a GGUF file"
+    if files is None:
+        raise ModelError(f"{checkpoint.weights} was changed while it was read.", "Try again.")
+    reasons: list[str] = []
+    runner = build_onnx_runner(
+        network.model,
+        vocabulary,
+        network.name,
+        replace(settings, notice=reasons.append),
+        PACKED,
+        keeps=False,
+        files=files,
+        weights=network.weights,
+    )
+    if runner is None:
+        why = reasons.pop().removeprefix(f"{network.name} runs on torch: ")
+        raise ModelError(f"{checkpoint} cannot run as it is: {why}.", unpacking(checkpoint.weights, checkpoint.role))
+    for line in reasons:
+        settings.notice(line)
+    return runner
 
 
 def sharded_runner(
@@ -85,7 +130,8 @@ def checked_runner(runner: Slot, bare: Slot, target: PairMember, vocabulary: int
     """
     network = target.torch_model
     assert network is not None, "stored graphs were checked when they were made"
-    if target.rounding is not None and getattr(network.model, "quantization_method", None) is None:
+    rounded = target.rounding is not None and getattr(network.model, "quantization_method", None) is None
+    if rounded or network.weights is not None:
         from specctl.models.onnx.passes import OnnxPasses
 
         assert isinstance(bare.passes, OnnxPasses), "only onnxruntime quantises a model that torch has whole"

@@ -15,6 +15,7 @@ from specctl.models.loading.model import LoadedModel, load_inspected, load_token
 from specctl.models.loading.vocabularies import WRITES_FEW, cannot_write_fewer, draft_vocabulary, token_map
 from specctl.models.onnx.store import (
     CHAINS,
+    PACKED,
     GraphFacts,
     Store,
     Times,
@@ -70,7 +71,7 @@ class StoredModel:
             return None  # the stored facts do not say that it drafts in parallel
         if (files := model_hash(checkpoint, table.trust_remote_code)) is None:
             return None
-        store, form = Store(cache_folder()), rounding(table, "onnx")
+        store, form = Store(cache_folder()), PACKED if checkpoint.weights is not None else rounding(table, "onnx")
         for asked in dict.fromkeys((trees, False)):
             key = key_of_files(files, "cpu", "float32", form, trees=asked, vocabulary=ids)
             facts = GraphFacts.read(store.facts(key))
@@ -309,6 +310,11 @@ class PairMember:
                 f"{self.head} cannot read a model that is in shards: it shares its embeddings.",
                 'Set placement = "spread" for that model, or draft with a model.',
             )
+        if verifier.weights is not None:
+            raise ModelError(
+                f"{self.head} cannot read a model whose weights stay in its file: it shares its embeddings.",
+                "Draft with a model or with prompt:lookup, or unpack the file.",
+            )
         # Imported here because most pairs have no draft head, and need none of the networks.
         from specctl.models.loading.draft_heads import load_draft_head
 
@@ -444,7 +450,7 @@ def find_stored(members: Sequence[PairMember], profile: Profile, settings: Engin
         found = StoredModel.find(checkpoint, one.table, settings.trees, _draft_ids(one, stored[0]))
         if found is None:
             return None
-        if settings.engine == "auto":  # whose choice the times of both engines decide
+        if settings.engine == "auto" and found.rounding != PACKED:  # whose choice the times of both engines decide
             times = Times(Store(cache_folder()).times(found.key))
             if not times.onnx_is_faster(None if known is None else known.number):
                 return None

@@ -20,7 +20,9 @@ from specctl.models.onnx.export import watched
 from specctl.models.onnx.graph import state_name
 from specctl.models.onnx.passes import OnnxPasses
 from specctl.models.onnx.rewriting import BITS
+from specctl.models.onnx.skeletons import lent
 from specctl.models.onnx.store import Unable, first_line
+from specctl.models.onnx.weights import Weights
 from specctl.models.passes.layer_sizes import sizes
 from specctl.models.passes.tree_sight import TreeSight
 from specctl.models.passes.watching import LAST
@@ -158,7 +160,12 @@ class Reference:
 
 
 def reference(
-    model: PreTrainedModel, vocabulary: int, quantize: str | None = None, *, trees: bool = False
+    model: PreTrainedModel,
+    vocabulary: int,
+    quantize: str | None = None,
+    *,
+    trees: bool = False,
+    weights: Weights | None = None,
 ) -> Reference:
     """The reference of a graph, from torch.
 
@@ -169,6 +176,7 @@ def reference(
         vocabulary: V, ids are drawn from below it.
         quantize: how the graph's weights were rounded.
         trees: whether the graph reads trees; quantised graphs never do.
+        weights: of a `packed_model`.
     """
 
     def first() -> Iterator[dict[str, torch.Tensor]]:
@@ -176,7 +184,10 @@ def reference(
 
     blocks: dict[nn.Module, int] = {}
     with ExitStack() as stack:
-        if quantize is not None:
+        if weights is not None:
+            stack.enter_context(lent(model, weights))
+            blocks = _packed(model, weights)
+        elif quantize is not None:
             blocks = stack.enter_context(_rounded(model, BITS[quantize]))
         expected = expectations(model, vocabulary, trees=trees)
         with jittered(model):
@@ -209,6 +220,17 @@ def _rounded(model: PreTrainedModel, bits: int) -> Iterator[dict[nn.Module, int]
     finally:
         for layer, weight in whole.items():
             layer.weight.data = weight
+
+
+def _packed(model: PreTrainedModel, weights: Weights) -> dict[nn.Module, int]:
+    """The sizes of a file's own blocks, by the layer of a `packed_model` whose product rounds its inputs."""
+    output = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    found = {
+        layer: weights.blocks(f"{path}.weight")
+        for path, layer in model.named_modules()
+        if isinstance(layer, nn.Linear) and layer is not output
+    }
+    return {layer: blocks.block for layer, blocks in found.items() if blocks is not None}
 
 
 @contextmanager
@@ -269,6 +291,7 @@ def require_equal(
     quantize: str | None,
     *,
     trees: bool,
+    weights: Weights | None = None,
 ) -> None:
     """Raise `Unable` unless a graph computes the same as its model, in passes of every width.
 
@@ -284,9 +307,10 @@ def require_equal(
         vocabulary: V.
         quantize: how the graph's weights were rounded.
         trees: whether the graph reads trees.
+        weights: of a `packed_model`.
     """
     try:
-        known = reference(model, vocabulary, quantize, trees=trees)
+        known = reference(model, vocabulary, quantize, trees=trees, weights=weights)
         page_out(model.parameters())
         if known.limits is not None:
             with _float_activations(path) as strict:

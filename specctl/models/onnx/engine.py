@@ -16,6 +16,7 @@ from specctl.models.onnx.store import (
     EAGER,
     MAKING,
     ONNX,
+    PACKED,
     Store,
     Times,
     Unable,
@@ -36,6 +37,8 @@ from specctl.printable import gib
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from specctl.models.onnx.weights import Weights
 
 NEEDS = ("onnxruntime", "onnxscript")  # Packages that this engine needs; onnxscript installs onnx
 LONGEST = 1 << 17  # The most positions with tabulated angles
@@ -67,6 +70,7 @@ def build_onnx_runner(
     *,
     keeps: bool = True,
     files: str | None = None,
+    weights: "Weights | None" = None,
 ) -> Slot | None:
     """Open a model's graph, made and stored first if it is missing.
 
@@ -75,10 +79,11 @@ def build_onnx_runner(
         vocabulary: the pair's shared vocabulary.
         name: the model's name for messages.
         settings: the engine settings, with the callbacks for notices.
-        quantize: of `rewriting.BITS`, or None.
+        quantize: of `rewriting.BITS`, `PACKED` or None.
         key: from `key_of`; None if not known yet.
         keeps: whether torch's weights stay in memory; without them the model is left as by `release`.
         files: see `key_of`.
+        weights: of a `packed_model`.
 
     Returns:
         None, after a notice with the reason, where torch has to run the model.
@@ -100,9 +105,9 @@ def build_onnx_runner(
     def write(path: Path) -> None:
         # A tree at the end of the context needs more slots than it has positions, and so does a padded pass.
         places = context + (WIDEST if trees else 0) + opening.narrowest - 1
-        _write(model, places if context <= LONGEST else 0, quantize, path, trees)
+        _write(model, places if context <= LONGEST else 0, quantize, path, trees, weights)
         gc.collect()  # the exporter leaves reference cycles
-        require_equal(opening.passes, path, model, vocabulary, quantize, trees=trees)
+        require_equal(opening.passes, path, model, vocabulary, quantize, trees=trees, weights=weights)
 
     try:
         if why := obstacle(model):
@@ -227,7 +232,9 @@ def graph_path(
         raise Unable(f"there is no room for its graph in {gettempdir()} either ({error.strerror or error})") from error
 
 
-def _write(model: "PreTrainedModel", places: int, quantize: str | None, path: Path, trees: bool) -> None:
+def _write(
+    model: "PreTrainedModel", places: int, quantize: str | None, path: Path, trees: bool, weights: "Weights | None"
+) -> None:
     """Export a model to a file and its weights to another one, with tables of the angles of ``places`` positions,
     unless 0.
     """
@@ -239,12 +246,13 @@ def _write(model: "PreTrainedModel", places: int, quantize: str | None, path: Pa
     from specctl.models.onnx.weights import save
 
     try:
-        graph = exported(model, trees=trees)
+        graph = exported(model, weights, trees=trees)
     except CannotExport as why:
         raise Unable(str(why)) from why
     fuse(graph, lambda value: position_table(graph, value, places) if places else None)
     try:
-        if quantize is not None and not round_weights(graph, BITS[quantize]):
+        rounded = None if quantize is None else round_weights(graph, BITS.get(quantize))
+        if rounded == 0 and quantize != PACKED:  # a file may have floats only
             raise Unable(f"none of its products has weights that {quantize} rounds")
     except NotFinite as why:
         raise Unable(str(why)) from why

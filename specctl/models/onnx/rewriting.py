@@ -519,12 +519,12 @@ INT8_ACTIVATIONS = 4
 """The accuracy level at which each token's inputs are rounded to 8 bits too, in blocks, for integer arithmetic."""
 
 
-def quantize(model: ir.Model, bits: int) -> int:
+def quantize(model: ir.Model, bits: int | None) -> int:
     """Round the weights of every product except the output layer; returns the number of products.
 
     Args:
         model: a fused graph, changed in place.
-        bits: 4 or 8.
+        bits: 4 or 8; None for weights that are in blocks in the model's file, and no others.
 
     Raises:
         NotFinite: a weight is NaN or infinite.
@@ -535,32 +535,78 @@ def quantize(model: ir.Model, bits: int) -> int:
         found = weight_of(node.inputs[1]) if node.op_type == "MatMul" and node is not kept else None
         if found is None or len(found.shape) != 2 or found.dtype not in (ir.DataType.FLOAT, ir.DataType.FLOAT16):
             continue
-        blocks = found.blocks() or Blocks.of(found.by_output(), bits)
+        blocks = found.blocks() or ([] if bits is None else [Blocks.of(found.by_output(), bits)])
+        if not blocks:
+            continue
         found.done()
-        name = node.inputs[1].name  # type: ignore[union-attr]
-        parts = {
-            "codes": blocks.codes,
-            "scales": blocks.scales.astype(found.dtype.numpy()).reshape(-1),
-            "zeros": blocks.packed_zeros(),
-        }
-        given = [
-            weight_value(model.graph, f"{name}.{node.outputs[0].name}.{part}", array)
-            for part, array in parts.items()
-            if array is not None
+        source, result = node.inputs[0], node.outputs[0]
+        assert source is not None, "a product has two factors"
+        parts = [
+            _product(model.graph, node, source, part, f"{result.name}.{index}", found.dtype)
+            for index, part in enumerate(blocks)
         ]
-        settings = {
-            "K": blocks.inputs,
-            "N": blocks.outputs,
-            "bits": bits,
-            "block_size": blocks.block,
-            "accuracy_level": INT8_ACTIVATIONS,
-        }
-        product = ir.node("MatMulNBits", [node.inputs[0], *given], settings, domain=MICROSOFT)
-        replace(model.graph, node, product, [(node.outputs[0], product.outputs[0])])
+        last = parts[0]
+        if len(parts) > 1:
+            last = ir.node("Concat", [part.outputs[0] for part in parts], {"axis": -1})
+            model.graph.insert_before(node, last)
+        _replace_by(node, last)
         model.graph.remove(node, safe=True)
         count += 1
+    common.CommonSubexpressionEliminationPass()(model)  # sums of the same inputs
     common.RemoveUnusedNodesPass()(model)  # removes the original weights too
     return count
+
+
+def _replace_by(old: ir.Node, new: ir.Node) -> None:
+    """Let the readers of a node's result read another node's, which is in the graph already."""
+    had, has = old.outputs[0], new.outputs[0]
+    has.shape, has.type, name = had.shape, had.type, had.name
+    had.replace_all_uses_with(has, replace_graph_outputs=True)
+    had.name = None
+    has.name = name
+
+
+def _product(
+    graph: ir.Graph, before: ir.Node, source: ir.Value, blocks: Blocks, name: str, dtype: ir.DataType
+) -> ir.Node:
+    """The product of a source ``(1, T, K)`` with rounded weights, ``(1, T, N)``.
+
+    Minima are added as a product of their own, with the sums of the source over each block.
+
+    Args:
+        graph, before: where its nodes are inserted.
+        source: what is multiplied.
+        blocks: the weights; K is a multiple of the block where they have minima.
+        name: a prefix of the weights' names in the graph.
+        dtype: of the source.
+    """
+
+    def inserted(kind: str, inputs: Sequence[ir.Value], settings: dict[str, object], domain: str = "") -> ir.Node:
+        node = ir.node(kind, inputs, settings, domain=domain)  # type: ignore[arg-type]
+        graph.insert_before(before, node)
+        return node
+
+    floats = dtype.numpy()
+    parts = {"codes": blocks.codes, "scales": blocks.scales.astype(floats).reshape(-1), "zeros": blocks.packed_zeros()}
+    given = [weight_value(graph, f"{name}.{part}", array) for part, array in parts.items() if array is not None]
+    settings: dict[str, object] = {
+        "K": blocks.inputs,
+        "N": blocks.outputs,
+        "bits": blocks.bits,
+        "block_size": blocks.block,
+        "accuracy_level": INT8_ACTIVATIONS,
+    }
+    product = inserted("MatMulNBits", [source, *given], settings, MICROSOFT)
+    if blocks.minima is None:
+        return product
+    assert blocks.inputs % blocks.block == 0, "a padded block has no sum here"
+    shape = np.array([1, -1, blocks.inputs // blocks.block, blocks.block], dtype=np.int64)
+    by_block = inserted("Reshape", [source, weight_value(graph, f"{name}.by_block", shape)], {})
+    last = weight_value(graph, f"{name}.last", np.array([-1], dtype=np.int64))
+    sums = inserted("ReduceSum", [by_block.outputs[0], last], {"keepdims": 0})  # (1, T, B)
+    minima = weight_value(graph, f"{name}.minima", np.ascontiguousarray(blocks.minima.T.astype(floats)))  # (B, N)
+    lowest = inserted("MatMul", [sums.outputs[0], minima], {})
+    return inserted("Add", [product.outputs[0], lowest.outputs[0]], {})
 
 
 def _above(value: ir.Value) -> ir.Node | None:

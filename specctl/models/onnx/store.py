@@ -34,6 +34,7 @@ SCHEMA_VERSION = 4  # Of the graphs; those of another version are made again
 GRAPH = "model.onnx"
 MANIFEST = "manifest.json"
 CHUNK = 1 << 24
+PACKED = "packed"  # How a graph's weights are rounded where they are in blocks in the model's file
 MAKERS = ("specctl", "torch", "transformers", "tokenizers", "onnxscript", "onnx", "onnxruntime", "onnxruntime-gpu")
 """Packages that decide what a graph computes, and how its model's tokenizer spells."""
 # Packages with classes that are not a model's own code.

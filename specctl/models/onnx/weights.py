@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -98,11 +99,16 @@ class Weight(Lazy):
         whole = self.array()
         return whole if self.turned else whole.T
 
-    def blocks(self) -> Blocks | None:
-        """`by_output` as the model's file has it rounded; None where it is not rounded, or its parts differ."""
+    def blocks(self) -> list[Blocks]:
+        """`by_output` as the model's file has it rounded, its outputs one after the other; empty where some are not
+        rounded. Neighbours of the same kind are joined.
+        """
         found = [self.source.blocks(name) for name in self.names] if self.turned else []
         known = [part for part in found if part is not None]
-        return Blocks.joined(known) if known and len(known) == len(found) else None
+        if len(known) < len(found):
+            return []
+        joined = (Blocks.joined(list(parts)) for _, parts in groupby(known, key=lambda part: part.kind))
+        return [part for part in joined if part is not None]
 
     @classmethod
     def joined(cls, weights: "Sequence[Weight]") -> "Weight":

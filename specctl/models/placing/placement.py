@@ -5,10 +5,12 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from specctl.errors import ModelError
 from specctl.models.files.checkpoint import ITEM_BYTES, Checkpoint
+from specctl.models.files.gguf import unpacking
 from specctl.models.files.library_calls import hushed
 from specctl.models.files.skeleton import is_wrapper, require_modules, skeleton
 from specctl.models.passes.layer_sizes import key_value_heads, layer_configs, query_heads
@@ -60,6 +62,8 @@ def inspected(
         ModelError: specctl cannot run its architecture, its configuration or generation settings are damaged, it has
             no such modules as the device table or its adapter names, or it cannot be quantised as wanted.
     """
+    if checkpoint.weights is not None:
+        _require_unpacked(checkpoint, checkpoint.weights, table, engine)
     plain = is_plain(checkpoint.settings())
     if not plain:
         require_runnable(checkpoint, table.trust_remote_code)
@@ -77,6 +81,21 @@ def inspected(
     if rounding(table, engine) is not None:
         return None
     return plan(checkpoint, model, table.quantize, kind_of_device(table, devices), table.dtype)
+
+
+def _require_unpacked(checkpoint: Checkpoint, file: Path, table: ModelTable, engine: Engine) -> None:
+    """Raise a ModelError if a table asks for what only torch can do with a model whose weights stay in a GGUF file."""
+    role, why = checkpoint.role, None
+    if engine not in ("auto", "onnx"):
+        why = f'engine = "{engine}" cannot run it'
+    elif checkpoint.adapter is not None:
+        why = "an adapter cannot be merged into its rounded weights"
+    elif table.dtype not in ("auto", "float32"):
+        why = f"it computes in float32, not in {table.dtype}"
+    elif table.device not in ("auto", "cpu") or table.shards is not None or table.max_memory is not None:
+        why = "it runs on a CPU only"
+    if why is not None:
+        raise ModelError(f"{checkpoint} is a GGUF file: {why}.", unpacking(file, role))
 
 
 def weighed(
@@ -314,7 +333,7 @@ def require_readable(checkpoint: Checkpoint, placement: Placement) -> None:
     Reasons: an unknown method, a missing package, unsupported devices, or weights that are not whole blocks.
     """
     described = quantised_with(checkpoint.settings())
-    if described is None:
+    if described is None or checkpoint.weights is not None:
         return
     from transformers.quantizers.auto import AutoHfQuantizer
 
