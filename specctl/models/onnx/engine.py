@@ -103,8 +103,8 @@ def build_onnx_runner(
     opening = Opening(device, vocabulary, context, quantize, no_trees, ids)
 
     def write(path: Path) -> None:
-        # A tree at the end of the context needs more slots than it has positions, and so does a padded pass.
-        places = context + (WIDEST if trees else 0) + opening.narrowest - 1
+        # A tree at the end of the context needs more slots than it has positions, and so does a token read twice.
+        places = context + (WIDEST if trees else 0) + 1
         _write(model, places if context <= LONGEST else 0, quantize, path, trees, weights)
         gc.collect()  # the exporter leaves reference cycles
         require_equal(opening.passes, path, model, vocabulary, quantize, trees=trees, weights=weights)
@@ -241,7 +241,7 @@ def _write(
     require_exporter()
     from specctl.models.onnx.blocks import NotFinite
     from specctl.models.onnx.export import CannotExport, exported
-    from specctl.models.onnx.rewriting import BITS, fuse, position_table
+    from specctl.models.onnx.rewriting import BITS, fuse, position_table, round_alike
     from specctl.models.onnx.rewriting import quantize as round_weights
     from specctl.models.onnx.weights import save
 
@@ -256,6 +256,8 @@ def _write(
             raise Unable(f"none of its products has weights that {quantize} rounds")
     except NotFinite as why:
         raise Unable(str(why)) from why
+    if quantize is not None and next(model.parameters()).device.type == "cpu":
+        round_alike(graph)
     save(graph, path, "weights.bin")
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 ELEMENTS = {"float32": 1, "int32": 6, "int64": 7, "float16": 10, "bfloat16": 16}  # ONNX's numbers for element types
+NARROWEST = "narrowest"  # Name of a number in a graph's file; see `OnnxGraph`
 LINE = 64  # Size of a cache line of the processor in bytes, to which buffers are aligned
 
 
@@ -175,6 +176,8 @@ class OnnxGraph:
         caches: heads and head size of each cache, by input name.
         placed: whether it reads positions.
         trees: whether it reads trees.
+        twice: whether its attention reads a lone token as two rows; see `rewriting.read_twice`.
+        narrowest: the fewest tokens of a pass over one sequence; see `rewriting.round_alike`.
     """
 
     def __init__(self, path: Path, device: "torch.device", threads: int) -> None:
@@ -193,7 +196,8 @@ class OnnxGraph:
             for name, given in inputs.items()
             if name.startswith("past.")
         }
-        self.placed, self.trees = "positions" in inputs, "bias" in inputs
+        self.placed, self.trees, self.twice = "positions" in inputs, "bias" in inputs, "attended" in inputs
+        self.narrowest = int(self.session.get_modelmeta().custom_metadata_map.get(NARROWEST, 1))
         assert device.type == "cpu" or not self.trees, "trees are read on a CPU"
 
     def opened(self, rows: int | Literal["signals"] | None) -> onnxruntime.InferenceSession:

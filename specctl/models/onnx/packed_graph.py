@@ -16,12 +16,12 @@ def packed_graph(path: Path, rows: int | None) -> bytes:
     onnxruntime has no node for several tokens of several sequences. For one token of each it has one, which takes a
     third to two thirds of the time of separate nodes.
 
-    Inputs: those of `export.exported`. A graph for ``rows`` sequences also has ``sizes`` ``(rows,)`` int64, the number
-    of tokens of each in the pass, at least 1; it has ``before``, ``total``, ``past.I.key`` and ``past.I.value`` for
-    every sequence r, with the suffix ``.r``. In a graph for one token of each of N sequences, ``before`` is ``(N,)``,
-    ``total`` the longest sequence's, and caches are ``(N, heads, capacity, head_dim)``. Outputs: ``logits``,
-    ``state.I`` and ``state.last`` ``(1, N, D)``, and ``present.I.key`` and ``present.I.value``, with the suffix ``.r``
-    where the caches have it.
+    Inputs: those of `export.exported` and `rewriting.read_twice`. A graph for ``rows`` sequences also has ``sizes``
+    ``(rows,)`` int64, the number of rows that attention reads of each in the pass, at least 1; it has ``before``,
+    ``total``, ``past.I.key`` and ``past.I.value`` for every sequence r, with the suffix ``.r``. In a graph for one
+    token of each of N sequences, ``before`` is ``(N,)``, ``total`` the longest sequence's, and caches are
+    ``(N, heads, capacity, head_dim)``. Outputs: ``logits``, ``state.I`` and ``state.last`` ``(1, N, D)``, and
+    ``present.I.key`` and ``present.I.value``, with the suffix ``.r`` where the caches have it.
 
     Args:
         path: of the graph; its weights stay in their file, and must be read from that file's folder.
@@ -30,8 +30,10 @@ def packed_graph(path: Path, rows: int | None) -> bytes:
     model = ir.load(path)
     graph = model.graph
     numbers = [value for value in graph.inputs if value.name in ("before", "total")]
-    packed = _Together(graph, numbers) if rows is None else _Apart(numbers, rows)
-    inputs = [value for value in graph.inputs if value.name in ("ids", "positions", "rows")] + packed.inputs
+    twice = any(value.name == "attended" for value in graph.inputs)
+    packed = _Together(graph, numbers, 2 if twice else 1) if rows is None else _Apart(numbers, rows)
+    shared = ("ids", "positions", "rows", "attended", "kept")
+    inputs = [value for value in graph.inputs if value.name in shared] + packed.inputs
     outputs = [value for value in graph.outputs if value.name and value.name.startswith(("logits", "state."))]
     for node in [node for node in graph if node.op_type == "GroupQueryAttention"]:
         made, past, present = packed.attention(node)
@@ -93,12 +95,13 @@ class _Together:
     Args:
         graph: receives the nodes that turn the tokens of one sequence into those of many, and back.
         numbers: see `_Apart`.
+        read: how many rows attention reads of each sequence.
     """
 
-    def __init__(self, graph: ir.Graph, numbers: Sequence[ir.Value]) -> None:
+    def __init__(self, graph: ir.Graph, numbers: Sequence[ir.Value], read: int) -> None:
         self._many, self._one = (
             ir.Value(name=name, const_value=ir.tensor(np.array(shape, dtype=np.int64), name=name))
-            for name, shape in (("many", [-1, 1, 0]), ("one", [1, -1, 0]))
+            for name, shape in (("many", [-1, read, 0]), ("one", [1, -1, 0]))
         )
         for value in (self._many, self._one):
             graph.initializers[str(value.name)] = value

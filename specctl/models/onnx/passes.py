@@ -40,10 +40,6 @@ SIZES, SIZE_WORTH = (4, 8), 128
 LATELY = 16  # Passes without tokens after which a sequence counts as an empty slot
 MOST_BOUND = 64  # How many choices of sequences, and kinds of passes over each choice, stay bound
 MOST_KINDS = 256  # How many kinds of passes over one sequence stay bound
-NARROWEST = 2
-"""The fewest tokens of a pass on a CPU where weights are rounded: onnxruntime, by its own choice, computes a single row
-otherwise than several. Measured on the embedded target, its logits differ by 0.015 (8 bits) and 0.023 (4 bits) of their
-spread. Passes of two and more agreed bit for bit."""
 ONE_THREAD = 16 << 20
 """Models up to this size in bytes run with one thread: their passes are over before other threads have started."""
 WIDEST = 8  # A sequence with more tokens than this reads a prompt, and the ways of its pass are not compared
@@ -100,7 +96,7 @@ class _BoundOne:
     binding: onnxruntime.IOBinding
     ids: _Integers  # (1, T) int64
     positions: _Integers | None  # (1, T) int64; None where the graph does not read them
-    rows: _Integers  # (R,) int64
+    fixed: dict[str, _Integers]  # the inputs that stay the same
     sent: Sequence[tuple[Array, Any]]  # the arrays that every pass fills and sends, with their destinations
     results: Results
 
@@ -111,14 +107,16 @@ class _BoundSeveral:
 
     session: onnxruntime.InferenceSession
     binding: onnxruntime.IOBinding
-    sizes: Array  # (S,) number of tokens of each
+    sizes: Array  # (S,) number of rows of each that attention reads
     before: Array  # (S, 1) cached tokens after the pass, minus one
     total: Array  # (S, 1) cached tokens after the pass
     longest: Array  # (1,) the largest of `total`
-    kind: tuple[int, int] = (0, 0)  # N tokens and R rows of logits in the last pass
+    kind: tuple[int, int, int] = (0, 0, 0)  # N tokens, R rows of logits and A rows of attention in the last pass
     ids: Array = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # (N,)
     positions: Array = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # (N,)
     rows: Array = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # (R,)
+    attended: Array = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # (A,), see `rewriting.read_twice`
+    kept: Array = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # (N,)
     logits: Array = field(default_factory=lambda: np.zeros((0, 0), dtype=np.float32))  # (R, V)
     states: dict[int, Array] = field(default_factory=dict)  # (N, D) by layer
 
@@ -200,7 +198,6 @@ class OnnxPasses(Passes):
         engine: the engine's name in reports.
         no_trees: why the graph cannot read trees, as the end of a sentence; None if it can.
         draft_vocabulary: the ids of the columns of the graph's logits; None where columns are ids.
-        narrowest: the fewest tokens of a pass over one sequence; narrower passes are padded, invisibly to callers.
         slots: the number of sequences.
         watched: layers to return states of in every pass, numbered as in `Slot.watch`.
         apart: whether each sequence has separate passes, so that their shape does not depend on the others.
@@ -223,7 +220,6 @@ class OnnxPasses(Passes):
         engine: str = "onnx",
         no_trees: str | None,
         draft_vocabulary: DraftVocabulary | None = None,
-        narrowest: int = 1,
         slots: int = 1,
         watched: Sequence[int] = (),
         apart: bool = False,
@@ -236,7 +232,9 @@ class OnnxPasses(Passes):
         else:
             self.no_rows = "its graph reads trees" if graph.trees else None
             self.rows_bytes = 0 if graph.trees else graph.bytes
-        self._vocabulary, self._narrowest, self._apart = vocabulary, narrowest, apart
+        self._vocabulary, self._narrowest, self._apart = vocabulary, graph.narrowest, apart
+        # The fewest rows of a sequence that attention reads and appends to the cache.
+        self._attended = 2 if graph.twice else graph.narrowest
         self._watched = tuple(watched)
         self._sight = TreeSight()
         self._missed_signals = 0  # passes that wanted signals without a graph that computes them
@@ -271,7 +269,6 @@ class OnnxPasses(Passes):
             engine=self._engine,
             no_trees=self.no_trees,
             draft_vocabulary=self.draft_vocabulary,
-            narrowest=self._narrowest,
             slots=slots,
             watched=self._watched,
             apart=apart,
@@ -329,7 +326,7 @@ class OnnxPasses(Passes):
         self._bound.clear()
 
     def _allocated(self, capacity: int) -> dict[str, Any]:
-        capacity += self._narrowest - 1
+        capacity += self._attended - 1
         # Zeros: slots after the sequence are multiplied by 0, and uninitialised memory may hold NaN.
         return {
             name: self.memory.zeros((self.slots, heads, capacity, size), self.graph.dtype)
@@ -420,8 +417,8 @@ class OnnxPasses(Passes):
             self._reserve(after + width)
         kind = slot, width, keep or 1, layers, signals  # onnxruntime takes no empty tensors
         bound = self._bound_one.get(kind) or self._bind_one(_Kind(*kind))
-        narrowest = self._narrowest
-        end = after + (width if width > narrowest else narrowest)
+        attended = self._attended
+        end = after + (width if width > attended else attended)
         self._before.host[0] = end - 1
         self._total.host[0] = end
         if width == 1:
@@ -449,7 +446,9 @@ class OnnxPasses(Passes):
         assert session is not None, "signals are asked of a graph that is open"
         places = np.arange(max(kind.width, self._narrowest), dtype=np.int64)
         ids = _Integers(places[None].copy(), memory)
-        rows = _Integers(places[kind.width - kind.rows : kind.width], memory)
+        fixed = {"rows": _Integers(places[kind.width - kind.rows : kind.width], memory)}
+        if graph.twice:
+            fixed |= {"attended": _Integers(_repeated([len(places)]), memory), "kept": _Integers(places, memory)}
         changing = {"before": self._before, "ids": ids}
         if graph.placed:
             changing["positions"] = _Integers(places[None].copy(), memory)
@@ -459,11 +458,11 @@ class OnnxPasses(Passes):
             session.io_binding(),
             ids,
             changing.get("positions"),
-            rows,
+            fixed,
             [(one.host, one.there) for one in changing.values() if one.there is not one.host],
             results,
         )
-        for name, numbers in {**changing, "rows": rows, "total": self._total}.items():
+        for name, numbers in {**changing, **fixed, "total": self._total}.items():
             numbers.bind(bound.binding, name)
         for name, buffer in self._buffers.items():
             place = memory.place(buffer[kind.slot : kind.slot + 1])
@@ -556,6 +555,8 @@ class OnnxPasses(Passes):
         places: list[int] = []
         wanted: list[int] = []
         sizes: list[int] = []
+        ends: list[int] = []
+        least = self._attended
         lengths = self._lengths.copy()  # committed only after the pass, since memory may run out before
         for slot in chosen:
             request, length = asked.get(slot), lengths[slot]
@@ -563,25 +564,29 @@ class OnnxPasses(Passes):
                 tokens.append(FILLER)
                 places.append(length)
                 sizes.append(1)
+                ends.append(length + least)
                 continue
             after, width = request.after, len(request.tokens)
             tokens += request.tokens
             places += range(after, after + width)
             sizes.append(width)
+            ends.append(after + max(width, least))
             lengths[slot] = after + width
             wanted += range(len(tokens) - request.keep, len(tokens))
-        ends = [lengths[slot] + (slot not in asked) for slot in chosen]
-        self._reserve(max(ends))
+        self._reserve(max(lengths[slot] + (slot not in asked) for slot in chosen))
         kept = wanted or [0]  # onnxruntime takes no empty tensors
         hidden = any(request.hidden for request in requests)
         layers = tuple(sorted({*self._watched, LAST})) if hidden else self._watched
         steps = self._steps_together(chosen, len(tokens))
         known = self._bound.get((chosen, layers, steps))
         bound = known or self._bind_several(chosen, layers, steps=steps)
-        if bound.kind != (len(tokens), len(kept)):
-            self._resize(bound, len(tokens), len(kept), layers)
+        attended = _repeated(sizes)
+        if bound.kind != (kind := (len(tokens), len(kept), len(attended))):
+            self._resize(bound, *kind, layers)
         bound.ids[:], bound.positions[:], bound.rows[:] = tokens, places, kept
-        bound.sizes[:], bound.total[:, 0] = sizes, ends
+        if self.graph.twice:
+            bound.attended[:], bound.kept[:] = attended, np.unique(attended, return_index=True)[1]
+        bound.sizes[:], bound.total[:, 0] = [max(size, least) for size in sizes], ends
         np.subtract(bound.total, 1, out=bound.before)
         bound.longest[0] = max(ends)
         bound.session.run_with_iobinding(bound.binding)
@@ -640,20 +645,30 @@ class OnnxPasses(Passes):
         self._bound[chosen, layers, steps] = bound
         return bound
 
-    def _resize(self, bound: _BoundSeveral, width: int, rows: int, layers: tuple[int, ...]) -> None:
-        """Bind inputs and results for N tokens and R rows of logits."""
-        bound.kind = 0, 0  # until all is bound: memory may run out
+    def _resize(self, bound: _BoundSeveral, width: int, rows: int, attended: int, layers: tuple[int, ...]) -> None:
+        """Bind inputs and results for N tokens, R rows of logits and A rows of attention."""
+        bound.kind = 0, 0, 0  # until all is bound: memory may run out
         bound.ids, bound.positions, bound.rows = (np.zeros(size, dtype=np.int64) for size in (width, width, rows))
         bound.logits = self._room(None, rows)
         bound.states = {layer: self._room(layer, width) for layer in layers}
         bound.give("ids", bound.ids[None])
         bound.give("rows", bound.rows)
+        if self.graph.twice:
+            bound.attended, bound.kept = np.zeros(attended, dtype=np.int64), np.zeros(width, dtype=np.int64)
+            bound.give("attended", bound.attended)
+            bound.give("kept", bound.kept)
         if self.graph.placed:
             bound.give("positions", bound.positions[None])
         bound.take("logits", bound.logits[None])
         for layer, states in bound.states.items():
             bound.take(state_name(layer), states[None])
-        bound.kind = width, rows
+        bound.kind = width, rows, attended
+
+
+def _repeated(sizes: Sequence[int]) -> Array:  # (A,)
+    """The indices of the rows that attention reads, of sequences with these numbers of tokens: lone ones twice."""
+    places = np.arange(sum(sizes), dtype=np.int64)
+    return np.repeat(places, np.repeat([2 if size == 1 else 1 for size in sizes], sizes))
 
 
 def _copied(found: Forward) -> Forward:
@@ -673,11 +688,6 @@ class Opening:
     no_trees: str | None  # see `OnnxPasses`
     # the ids of the columns of its logits; None where columns are ids
     draft_vocabulary: DraftVocabulary | None = None
-
-    @property
-    def narrowest(self) -> int:
-        """The fewest tokens of a pass."""
-        return 1 if self.quantize is None or self.device.type != "cpu" else NARROWEST
 
     @property
     def memory(self) -> Memory:
@@ -700,7 +710,6 @@ class Opening:
             engine="onnx" if self.quantize is None else f"onnx, {self.quantize}",
             no_trees=self.no_trees,
             draft_vocabulary=self.draft_vocabulary,
-            narrowest=self.narrowest,
         )
         passes.preparing_seconds = seconds
         return passes

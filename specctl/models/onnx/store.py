@@ -504,7 +504,7 @@ def _machine(threads: int) -> str:
     return f"{platform.node()}, {threads} threads"
 
 
-FORM = 2  # Of derived graphs; those of another form are made again
+FORM = 3  # Of derived graphs; those of another form are made again
 NUMBER_OF_SIGNALS = 0xFFFF  # Replaces the number of sequences for the ``signals`` graph
 
 
