@@ -15,11 +15,10 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from specctl.errors import of_onnxruntime, out_of_memory
-from specctl.models.onnx.blocks import Blocks
 from specctl.models.onnx.export import watched
 from specctl.models.onnx.graph import state_name
 from specctl.models.onnx.passes import OnnxPasses
-from specctl.models.onnx.rewriting import BITS
+from specctl.models.onnx.rewriting import BITS, OUTPUT_BITS, rounded
 from specctl.models.onnx.skeletons import lent
 from specctl.models.onnx.store import Unable, first_line
 from specctl.models.onnx.weights import Weights
@@ -203,33 +202,30 @@ def reference(
 
 @contextmanager
 def _rounded(model: PreTrainedModel, bits: int) -> Iterator[dict[nn.Module, int]]:
-    """Round the weights of a model's linear layers, except the output layer, as in a quantised graph; yields the sizes
-    of the blocks by layer.
+    """Round the weights of a model's linear layers as in a quantised graph; yields the sizes of the blocks by layer.
+
+    An output layer is rounded apart from the embeddings that it may be tied to.
     """
     output = model.get_output_embeddings()  # type: ignore[no-untyped-call]
-    layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear) and layer is not output]
-    whole = {layer: layer.weight.data for layer in layers}
+    whole = {layer: layer.weight for layer in model.modules() if isinstance(layer, nn.Linear)}
     sizes_of: dict[nn.Module, int] = {}
     try:
         for layer, weight in whole.items():
-            blocks = Blocks.of(weight.float().cpu().numpy(), bits)
-            layer.weight.data = torch.from_numpy(blocks.values()).to(weight)
+            blocks = rounded(weight.detach().float().cpu().numpy(), OUTPUT_BITS if layer is output else bits)
+            values = torch.from_numpy(blocks.values()).to(weight.detach())
+            layer.weight = nn.Parameter(values, requires_grad=False)
             sizes_of[layer] = blocks.block
-            page_out([weight])
+            page_out([weight.data])
         yield sizes_of
     finally:
         for layer, weight in whole.items():
-            layer.weight.data = weight
+            layer.weight = weight
 
 
 def _packed(model: PreTrainedModel, weights: Weights) -> dict[nn.Module, int]:
     """The sizes of a file's own blocks, by the layer of a `packed_model` whose product rounds its inputs."""
-    output = model.get_output_embeddings()  # type: ignore[no-untyped-call]
-    found = {
-        layer: weights.blocks(f"{path}.weight")
-        for path, layer in model.named_modules()
-        if isinstance(layer, nn.Linear) and layer is not output
-    }
+    layers = {path: layer for path, layer in model.named_modules() if isinstance(layer, nn.Linear)}
+    found = {layer: weights.blocks(f"{path}.weight") for path, layer in layers.items()}
     return {layer: blocks.block for layer, blocks in found.items() if blocks is not None}
 
 
