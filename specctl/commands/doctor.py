@@ -281,9 +281,21 @@ def _model_rows(facts: "ModelFacts", report: "Diagnosis") -> Facts:
         "licence": facts.licence or "not stated",
         "gated": facts.gated or "-",
         "dtype here": ", ".join(filter(None, (facts.quantize, facts.dtype))) or "-",
+        **({"graph": _graph_line(facts)} if any(other.graph for other in report.models) else {}),
         "goes to": ", ".join(facts.devices) or "-",
         **({"layers": layers or "-"} if any(other.layers for other in report.models) else {}),
     }
+
+
+def _graph_line(facts: "ModelFacts") -> str:
+    from specctl.printable import gib
+
+    if (graph := facts.graph) is None:
+        return "-"
+    if graph.refused is not None:
+        return f"torch rounds its weights: {graph.refused}"
+    when = "stored" if graph.stored else "made at first use, about"
+    return f"{graph.form} on onnxruntime, {when} {gib(graph.bytes)} on disk and in memory"
 
 
 def _device_rows(report: "Diagnosis") -> dict[str, Facts]:

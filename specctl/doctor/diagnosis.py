@@ -15,10 +15,12 @@ from specctl.models.loading.assembly import large_draft
 from specctl.models.loading.model import load_tokenizer, loading_order
 from specctl.models.loading.model_check import check_model, stored_check
 from specctl.models.loading.model_runners import model_runner
-from specctl.models.loading.pair_members import PairMember
+from specctl.models.loading.pair_members import PairMember, rounded_graph
 from specctl.models.loading.vocabularies import counts_for, draft_vocabulary, notice_of, token_map, trained_on_few
+from specctl.models.onnx.engine import rounded_bytes
 from specctl.models.onnx.store import integer_products
 from specctl.models.passes.watching import decoder_layers
+from specctl.models.passes.weights import Where
 from specctl.models.placing.absent import bytes_by_name, lacking_devices, size_text
 from specctl.models.placing.engine_table import engine_named
 from specctl.models.placing.memory import DeviceMemory, Estimate, device_memory, estimate, working_bytes
@@ -83,6 +85,17 @@ class Overlap:
         return cls(len(ids), tokens.target.whole, TokenCounts.of(texts).covered(ids), agreed, tokens.writes_text)
 
 
+@dataclass(frozen=True, slots=True)
+class RoundedGraph:
+    """The graph of a model whose weights onnxruntime rounds."""
+
+    form: str  # how they are rounded
+    stored: bool  # whether it is stored; it is made at first use
+    # why torch rounds and runs the model instead: its configuration, or what an earlier run found
+    refused: str | None
+    bytes: int  # its size on disk, and in memory without caches; about, if it is not stored
+
+
 @dataclass(slots=True)
 class ModelFacts:
     """One model or draft head of the profile; unknown facts are None or empty."""
@@ -104,6 +117,7 @@ class ModelFacts:
     gated: str | None = None
     dtype: str | None = None
     quantize: str | None = None
+    graph: RoundedGraph | None = None  # only where onnxruntime rounds its weights
     devices: dict[str, int] = field(default_factory=dict)
     # the kind of a draft head; ``reads_layers`` are the layers of its verifier whose states it reads, and
     # ``trained_on`` is the model that its files name
@@ -301,6 +315,8 @@ class _Examination:
             model = skeleton(checkpoint, table.trust_remote_code).to(getattr(torch, placement.dtype))
             facts.layers = layer_places(model, placement)
         facts.cache_per_1k_tokens = need.cache_bytes(placement.dtype, 1000)
+        if report.here and (form := rounding(table, engine)) is not None and set(placement.shares) == {"cpu"}:
+            facts.graph = _rounded_graph(checkpoint, table, form, placement)
         self._advise_on_memory(checkpoint, need, placement)
         self.free = after(self.free, placement)
 
@@ -521,6 +537,19 @@ class _Examination:
             if as_run is not network:
                 check_model(as_run, loaded, as_run.vocabulary)
         facts.checked = True
+
+
+def _rounded_graph(checkpoint: Checkpoint, table: ModelTable, form: str, placement: Placement) -> RoundedGraph:
+    import torch
+
+    where = Where(tuple(placement.shares), sum(placement.shares.values()))
+    model = skeleton(checkpoint, table.trust_remote_code).to(getattr(torch, placement.dtype))
+    path, refused = None, engine_named("onnx").why_not(model, where)
+    if refused is None and checkpoint.has_weights():
+        path, refused = rounded_graph(checkpoint, table, form)
+    if path is None:
+        return RoundedGraph(form, False, refused, rounded_bytes(model, form))
+    return RoundedGraph(form, True, None, sum(file.stat().st_size for file in path.parent.iterdir()))
 
 
 def _sizes(table: ModelTable, need: Estimate, devices: Sequence[DeviceMemory]) -> dict[str, int]:

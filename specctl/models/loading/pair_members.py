@@ -106,6 +106,22 @@ class StoredModel:
         return Slot(opening.fastest(self.path, self.facts.weight_bytes, threads))
 
 
+def rounded_graph(checkpoint: Checkpoint, table: ModelTable, form: str) -> tuple[Path | None, str | None]:
+    """What is stored of a model's graph with rounded weights.
+
+    Args:
+        checkpoint, table: the model's.
+        form: how the graph's weights are rounded.
+
+    Returns:
+        The graph's path, and why an earlier run found that it cannot be used; each None if unknown.
+    """
+    if (files := model_hash(checkpoint, table.trust_remote_code)) is None:
+        return None, None
+    store, key = Store(cache_folder()), key_of_files(files, "cpu", "float32", form)
+    return store.find(key), store.refusal(key)
+
+
 def may_be_stored(table: ModelTable) -> bool:
     """Whether a table asks for an unsplit model on the CPU, in a format that onnxruntime supports."""
     if table.quantize is not None and rounding(table, "onnx") is None:

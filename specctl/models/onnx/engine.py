@@ -275,6 +275,28 @@ def may_be_faster(model: "PreTrainedModel", where: Where) -> bool:
     return packages_there() and where.device.type == "cpu" and obstacle(model, where) is None
 
 
+ROUNDED = {"int8": 1 + 4 / 32, "int4": 1 / 2 + 4.5 / 32}
+"""Bytes of a weight in blocks of 32, each with a scale, and with a zero in 4 bits."""
+
+
+def rounded_bytes(model: "PreTrainedModel", form: str) -> int:
+    """The approximate size of a model's graph with rounded weights, on disk and in memory.
+
+    Args:
+        model: may be its skeleton.
+        form: how the graph's weights are rounded.
+    """
+    from torch import nn
+
+    output: nn.Module | None = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    products = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
+    found = sum(layer.weight.numel() * ROUNDED["int8" if layer is output else form] for layer in products)
+    whole = {id(layer.weight) for layer in products if layer is not output}
+    if output is not None and output.weight is not model.get_input_embeddings().weight:
+        whole.add(id(output.weight))
+    return int(found + sum(4 * weight.numel() for weight in model.parameters() if id(weight) not in whole))
+
+
 def no_room(weights: int, folder: Path) -> str | None:
     """Why there is no room to make a loaded model's graph, as the end of a sentence; None if there is room.
 

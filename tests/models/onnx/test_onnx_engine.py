@@ -412,6 +412,44 @@ def test_where_neither_can_quantise_a_target_doctor_says_what_loading_says(
 
 
 @needs_onnx
+@pytest.mark.parametrize("form", ["int8", "int4"])
+def test_doctor_tells_what_runs_a_quantised_target_and_its_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    profile = small_pair(tmp_path, f"target.quantize={form}")
+    before = diagnose(profile).models
+    load_pair(profile)
+    after = diagnose(profile).models
+
+    assert before[1].graph is None, "the draft's weights are not rounded"
+    expected, stored = before[0].graph, after[0].graph
+    assert expected is not None
+    assert stored is not None
+    assert (expected.form, expected.stored, expected.refused) == (form, False, None)
+    assert (stored.form, stored.stored, stored.refused) == (form, True, None)
+    made = list(tmp_path.glob("cache/specctl/onnx/*/weights.bin"))
+    assert stored.bytes in [sum(file.stat().st_size for file in path.parent.iterdir()) for path in made]
+    assert 0 < stored.bytes - expected.bytes < 1 << 18, "its nodes, and the angles of its positions"
+
+
+@needs_onnx
+def test_doctor_tells_why_torch_quantises_a_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torchao")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("specctl.models.onnx.check.compared", lambda *_: {"logits": 7.0})
+    profile = small_pair(tmp_path, "target.quantize=int8")
+    load_pair(profile)
+    graph = diagnose(profile).models[0].graph
+    assert graph is not None
+    assert not graph.stored
+    assert str(graph.refused).startswith("what onnxruntime computes differs by 7 of the logits' spread")
+    graph = diagnose(small_pair(tmp_path, "target.quantize=int8", "target.dtype=bfloat16")).models[0].graph
+    assert graph is not None
+    assert graph.refused == BFLOAT16
+
+
+@needs_onnx
 def test_doctor_does_not_ask_for_torchs_packages_where_onnxruntime_quantises(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
