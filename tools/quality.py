@@ -1,10 +1,11 @@
 """What rounding a model's weights does to its predictions: perplexity, and how much of its greedy text stays.
 
-    python -m tools.quality FOLDER TEXT.txt --forms float32 int8 int4 --roundings 8/32/zeros 4/32/symmetric+8
+    python -m tools.quality FOLDER TEXT.txt --forms float32 int8 int4 FILE.gguf --roundings 4/32/symmetric+8
 
-prints a row for each form. A form is run by onnxruntime; a rounding, ``BITS/BLOCK/FORM`` of `Blocks.of`, by torch, with
-inputs of products rounded to 8 bits as onnxruntime does; ``+8`` rounds the output layer too, in blocks of 32 without
-zeros. The first form or rounding is what the others are compared with.
+prints a row for each form. A form is run by onnxruntime; instead of a name it may be another model with the same
+tokenizer, run as it is. A rounding, ``BITS/BLOCK/FORM`` of `Blocks.of`, is run by torch, with inputs of products
+rounded to 8 bits as onnxruntime does; ``+8`` rounds the output layer too, in blocks of 32 without zeros. The first form
+is what the others are compared with.
 """
 
 import argparse
@@ -27,6 +28,7 @@ from specctl.models.loading.assembly import load_pair
 from specctl.models.loading.model import load_model
 from specctl.models.onnx.blocks import BLOCK, Blocks, Form
 from specctl.models.onnx.check import coarse
+from specctl.models.onnx.rewriting import BITS
 from specctl.models.running.eager import EagerPasses
 from specctl.models.running.engines import EngineSettings
 from specctl.models.running.slot import Slot
@@ -36,6 +38,7 @@ PROMPTS = Path(__file__).with_name("real_prompts.jsonl")
 WINDOW, WINDOWS = 256, 16
 """Tokens of a window of the text, of which each is read alone, and the number of windows."""
 LENGTH = 96  # Greedy tokens after each prompt
+WHOLE = "float32"  # The form that is not rounded
 PIECE = 64  # Tokens of a pass whose logits are kept: of a large vocabulary each row takes a megabyte
 
 
@@ -198,11 +201,16 @@ class Rounding:
 def onnx_slot(folder: str, form: str) -> tuple[Slot, Tokenizer]:
     """A form of a model in onnxruntime, and its tokenizer.
 
+    Args:
+        folder: the model.
+        form: float32, int8, int4, or another model.
+
     Raises:
         SystemExit: onnxruntime does not run it.
     """
-    quantize: Any = None if form == "float32" else form
-    profile = Profile(target=ModelTable(model=folder, device="cpu", quantize=quantize), engine="onnx")
+    quantize: Any = form if form in BITS else None
+    model = folder if quantize or form == WHOLE else form
+    profile = Profile(target=ModelTable(model=model, device="cpu", quantize=quantize), engine="onnx")
     settings = EngineSettings.of(profile, notice=print, progress=print)
     pair = load_pair(profile, drafts=[], engines=settings, measured=False, torch_weights=False)
     if not pair.target.engine.startswith("onnx"):
@@ -213,32 +221,32 @@ def onnx_slot(folder: str, form: str) -> tuple[Slot, Tokenizer]:
 def table_row(name: str, found: Quality, first: Quality) -> str:
     """A row of the printed table."""
     more, error = found.above(first)
-    return f"{name:20}{found.perplexity:>12.3f}{more:>+10.2%} ({error:.2%}){found.stays:>9.1%}{found.until:>9.1f}"
+    return f"{name[:24]:25}{found.perplexity:>12.3f}{more:>+10.2%} ({error:.2%}){found.stays:>9.1%}{found.until:>9.1f}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tools.quality", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("model")
     parser.add_argument("text", type=Path)
-    parser.add_argument("--forms", nargs="*", default=["float32", "int8", "int4"], choices=["float32", "int8", "int4"])
+    parser.add_argument("--forms", nargs="+", default=[WHOLE, *BITS])
     parser.add_argument("--roundings", nargs="*", default=[], type=Rounding.read)
     parser.add_argument("--prompts", type=Path, default=PROMPTS)
     parser.add_argument("--windows", type=int, default=WINDOWS)
     parser.add_argument("--length", type=int, default=LENGTH)
     given = parser.parse_args()
-    slot, tokenizer = onnx_slot(given.model, given.forms[0] if given.forms else "float32")
+    slot, tokenizer = onnx_slot(given.model, given.forms[0])
     ids = tokenizer.encode(given.text.read_text(encoding="utf-8"), add_special_tokens=False)
     start = tokenizer.encode("")
     texts = [json.loads(line)["prompt"] for line in given.prompts.read_text(encoding="utf-8").splitlines()]
     prompts = [*map(PromptFormat(tokenizer).prompt, texts)]
     with torch.inference_mode():
         sample = Sample.of(slot, windows_of(ids, start, given.windows), prompts, given.length)
-    print(f"{'':20}{'perplexity':>12}{'more (error)':>18}{'stays':>10}{'until':>9}")
+    print(f"{'':25}{'perplexity':>12}{'more (error)':>18}{'stays':>10}{'until':>9}")
     first = quality(slot, sample)
-    print(table_row("float32", first, first), f" ({len(first.losses)} tokens, {len(prompts)} texts)", flush=True)
+    print(table_row(given.forms[0], first, first), f" ({len(first.losses)} tokens, {len(prompts)} texts)", flush=True)
     for form in given.forms[1:]:
         slot, _ = onnx_slot(given.model, form)
-        print(table_row(form, quality(slot, sample), first), flush=True)
+        print(table_row(Path(form).name, quality(slot, sample), first), flush=True)
     del slot
     if given.roundings:
         model = load_model(ModelTable(model=given.model, device="cpu"), role="target").model
