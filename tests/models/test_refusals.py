@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from specctl.doctor.diagnosis import diagnose
 from specctl.errors import ModelError
+from specctl.models.files.checkpoint import Checkpoint
 from specctl.models.loading import model as loading
 from specctl.models.loading.assembly import load_pair
 from specctl.models.loading.model import load_model
@@ -115,12 +116,11 @@ def test_fp8_weights_of_whole_blocks_are_unpacked_as_meant(tmp_path: Path) -> No
     assert all(torch.equal(found[name], weight) for name, weight in meant.items())
 
 
-def test_the_quantisation_of_a_text_decoder_inside_counts() -> None:
-    from specctl.models.placing.quantization import quantised_with
-
+def test_the_quantisation_of_a_text_decoder_inside_counts(tmp_path: Path) -> None:
     inner = {"quant_method": "awq"}
-    assert quantised_with({"text_config": {"quantization_config": inner}}) == inner
-    assert quantised_with({"text_config": {}}) is None
+    for config, found in (({"text_config": {"quantization_config": inner}}, inner), ({"text_config": {}}, None)):
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        assert Checkpoint("it", "target", None, tmp_path, "folder").quantization() == found
 
 
 @pytest.mark.parametrize(

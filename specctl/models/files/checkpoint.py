@@ -220,6 +220,15 @@ class Checkpoint:
         """The contents of config.json."""
         return self._json("config.json")
 
+    def quantization(self) -> dict[str, Any] | None:
+        """The quantisation that config.json describes, for the whole model or for its text decoder."""
+        settings = self.settings()
+        for table in (settings, settings.get("text_config")):
+            found = table.get("quantization_config") if isinstance(table, dict) else None
+            if isinstance(found, dict):
+                return found
+        return None
+
     def generation_settings(self) -> dict[str, Any] | None:
         """The contents of generation_config.json; None if there is no such file."""
         return self._json(GENERATION) if (self.folder / GENERATION).exists() else None

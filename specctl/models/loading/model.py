@@ -11,7 +11,7 @@ from specctl.models.files.gguf import unpacking
 from specctl.models.files.library_calls import explained, hushed
 from specctl.models.files.skeleton import load_config, text_only_class
 from specctl.models.placing.memory import device_memory, estimate
-from specctl.models.placing.placement import Placement, inspected, named_devices, placed_here
+from specctl.models.placing.placement import Placement, inspected, named_devices, place, placed_here
 from specctl.models.placing.quantization import Quantization
 from specctl.profile.schema import ModelTable
 
@@ -111,19 +111,27 @@ def load_model(table: ModelTable, *, role: str) -> LoadedModel:
     return load_inspected(checkpoint, table, inspected(checkpoint, table, device_memory(named_devices(table))))
 
 
+def load_packed(checkpoint: Checkpoint, table: ModelTable) -> LoadedModel:
+    """A model that onnxruntime is to run with its files' own blocks, which stay there; see `packed_model`.
+
+    Raises:
+        ModelError, Unable: it cannot run so; see `packed_weights`.
+    """
+    from specctl.models.onnx.skeletons import packed_model
+
+    need = estimate(checkpoint)
+    place(table.model_copy(update={"device": "cpu"}), need, device_memory({"cpu"}), checkpoint.role)
+    checkpoint.fetch_weights()
+    model, weights = packed_model(checkpoint)
+    return LoadedModel.of(model, table.model, weights=weights)
+
+
 def load_inspected(checkpoint: Checkpoint, table: ModelTable, quantization: Quantization | None) -> LoadedModel:
     """Like `load_model`, for a model that was `inspected`; takes the quantisation that `inspected` returned."""
     role = checkpoint.role
     need = estimate(checkpoint, table.trust_remote_code, quantization)
-    if checkpoint.weights is not None:
-        table = table.model_copy(update={"device": "cpu"})
     placement = placed_here(checkpoint, table, need)
     checkpoint.fetch_weights()
-    if checkpoint.weights is not None:
-        from specctl.models.onnx.skeletons import packed_model
-
-        model, weights = packed_model(checkpoint)
-        return LoadedModel.of(model, table.model, weights=weights)
     prefer_own_attention(placement.devices)
     sharding = None
     with explained(role, table.model), hushed():

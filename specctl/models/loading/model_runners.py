@@ -41,16 +41,16 @@ def model_runner(
     if network.sharding is not None:
         return network, sharded_runner(network.model, network.sharding, vocabulary, network.name, settings)
     if network.weights is not None:
-        assert one.checkpoint is not None, "its weights are in a file"
-        return network, packed_runner(one.checkpoint, network, vocabulary, settings, one.files_hash)
+        assert one.checkpoint is not None, "its weights are in files"
+        runner = packed_runner(one.checkpoint, network, vocabulary, settings, one.files_hash)
+        if runner is not None:
+            return network, runner
+        network, settings = _whole(one), replace(settings, engine="auto")
     settings = replace(settings, rounding=one.rounding, keeps=keeps, files=lambda: one.files_hash)
     choice: Choice | None = chosen(settings.engine, network.model, Where.of(network.model), settings)
     while choice is not None:
         if settings.rounding is not None and settings.rounding not in choice.engine.forms:
-            assert one.checkpoint is not None, "it was loaded from files"
-            how = inspected(one.checkpoint, one.table, device_memory(named_devices(one.table)))
-            network = load_inspected(one.checkpoint, one.table, how)
-            settings = replace(settings, engine="auto", rounding=None)
+            network, settings = _whole(one), replace(settings, engine="auto", rounding=None)
             choice = replace(chosen("auto", network.model, Where.of(network.model), settings), said=choice.said)
         runner = choice.build(network.model, vocabulary, network.name, settings)
         if runner is not None:
@@ -59,41 +59,45 @@ def model_runner(
     raise AssertionError("the last engine runs any model")
 
 
+def _whole(one: PairMember) -> LoadedModel:
+    """A member's model, loaded anew for torch."""
+    assert one.checkpoint is not None, "it was loaded from files"
+    how = inspected(one.checkpoint, one.table, device_memory(named_devices(one.table)))
+    return load_inspected(one.checkpoint, one.table, how)
+
+
 def packed_runner(
     checkpoint: Checkpoint, network: LoadedModel, vocabulary: int, settings: EngineSettings, files: str | None
-) -> Slot:
-    """The runner of a model whose weights stay in its file, by onnxruntime.
+) -> Slot | None:
+    """The runner of a `packed_model`, by onnxruntime.
 
     Args:
         checkpoint: the model's files.
-        network: its `packed_model`.
+        network: the model.
         vocabulary: the pair's shared vocabulary.
         settings: the engine settings.
         files: a hash of its files; None if they changed meanwhile.
 
+    Returns:
+        None, after a notice with the reason, where torch has to run the model.
+
     Raises:
-        ModelError: onnxruntime cannot run it.
+        ModelError: its files changed meanwhile, or neither onnxruntime nor torch can run it.
     """
     from specctl.models.onnx.engine import build_onnx_runner
 
-    assert checkpoint.weights is not None, "it has a GGUF file"
     if files is None:
-        raise ModelError(f"{checkpoint.weights} was changed while it was read.", "Try again.")
-    reasons: list[str] = []
+        raise ModelError(f"{checkpoint} was changed while it was read.", "Try again.")
+    said: list[str] = []
+    asked = replace(settings, notice=said.append if checkpoint.weights is not None else settings.notice)
+    model, weights = network.model, network.weights
     runner = build_onnx_runner(
-        network.model,
-        vocabulary,
-        network.name,
-        replace(settings, notice=reasons.append),
-        PACKED,
-        keeps=False,
-        files=files,
-        weights=network.weights,
+        model, vocabulary, network.name, asked, PACKED, keeps=False, files=files, weights=weights
     )
-    if runner is None:
-        why = reasons.pop().removeprefix(f"{network.name} runs on torch: ")
+    if runner is None and checkpoint.weights is not None:
+        why = said.pop().removeprefix(f"{network.name} runs on torch: ")
         raise ModelError(f"{checkpoint} cannot run as it is: {why}.", unpacking(checkpoint.weights, checkpoint.role))
-    for line in reasons:
+    for line in said:
         settings.notice(line)
     return runner
 

@@ -1,6 +1,7 @@
 """Loading the members of a pair, target and drafts: files first, then weights or stored graphs."""
 
 from collections.abc import Callable, Iterable, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,7 +12,7 @@ from specctl.models.draft_heads.checkpoint import DraftHeadCheckpoint, draft_hea
 from specctl.models.files.checkpoint import Checkpoint, locate
 from specctl.models.files.tokenizer import BareTokenizer, Spelling, Tokenizer, known_ids
 from specctl.models.loading.contents import States, model_hash, model_states
-from specctl.models.loading.model import LoadedModel, load_inspected, load_tokenizer, loading_order
+from specctl.models.loading.model import LoadedModel, load_inspected, load_packed, load_tokenizer, loading_order
 from specctl.models.loading.vocabularies import WRITES_FEW, cannot_write_fewer, draft_vocabulary, token_map
 from specctl.models.onnx.store import (
     CHAINS,
@@ -19,6 +20,7 @@ from specctl.models.onnx.store import (
     GraphFacts,
     Store,
     Times,
+    Unable,
     cache_folder,
     key_of_files,
     no_tree_graph,
@@ -29,8 +31,8 @@ from specctl.models.passes.inference import HOST
 from specctl.models.placing.absent import absence
 from specctl.models.placing.memory import DeviceMemory, accelerator
 from specctl.models.placing.model_config import DTYPES
-from specctl.models.placing.placement import STRATEGIES, inspected
-from specctl.models.placing.quantization import Quantization, rounding
+from specctl.models.placing.placement import STRATEGIES, inspected, kind_of_device
+from specctl.models.placing.quantization import Quantization, form_of, rounding
 from specctl.models.running.engines import EngineSettings
 from specctl.models.running.slot import Slot
 from specctl.models.running.threads import decided
@@ -65,13 +67,14 @@ class StoredModel:
         or the model's facts are not stored.
         """
         stated = next((dtype for name in DTYPES if (dtype := checkpoint.settings().get(name)) is not None), "float32")
-        if "float32" not in (table.dtype, stated):
+        form = form_of(checkpoint, table, "onnx", "cpu")
+        if "float32" not in (table.dtype, stated) and form != PACKED:
             return None  # without reading its weights: graphs are of float32
         if "pard_token" in checkpoint.settings():
             return None  # the stored facts do not say that it drafts in parallel
         if (files := model_hash(checkpoint, table.trust_remote_code)) is None:
             return None
-        store, form = Store(cache_folder()), PACKED if checkpoint.weights is not None else rounding(table, "onnx")
+        store = Store(cache_folder())
         for asked in dict.fromkeys((trees, False)):
             key = key_of_files(files, "cpu", "float32", form, trees=asked, vocabulary=ids)
             facts = GraphFacts.read(store.facts(key))
@@ -215,7 +218,7 @@ class PairMember:
         return replace(
             self,
             quantization=inspected(self.checkpoint, self.table, devices, engine),
-            rounding=rounding(self.table, engine),
+            rounding=form_of(self.checkpoint, self.table, engine, kind_of_device(self.table, devices)),
             states=model_states(self.checkpoint),
         )
 
@@ -315,6 +318,9 @@ class PairMember:
     def load(self, verifier: LoadedModel | None = None) -> "PairMember":
         """This member loaded into memory; a draft head reads the states of the model in ``verifier``."""
         assert self.checkpoint is not None, "its files are found first"
+        if self.head is None and self.rounding == PACKED:
+            with suppress(Unable):  # then torch runs it
+                return replace(self, network=load_packed(self.checkpoint, self.table))
         if self.head is None:
             return replace(self, network=load_inspected(self.checkpoint, self.table, self.quantization))
         if verifier is None:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from specctl.models.files.checkpoint import Checkpoint
-from specctl.models.files.skeleton import skeleton
+from specctl.models.files.skeleton import load_config, skeleton
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -25,13 +25,17 @@ def packed_weights(checkpoint: Checkpoint, model: "PreTrainedModel") -> "Weights
         model: its skeleton, for names and shapes.
 
     Raises:
-        ModelError: the files are damaged, do not match their configuration, or have a form without a reader.
+        ModelError: the files are damaged, or a GGUF file cannot run as it is.
+        Unable: another checkpoint cannot run as it is.
     """
-    assert checkpoint.weights is not None, "it has a GGUF file"
-    from specctl.models.files.gguf import GgufFile
-    from specctl.models.onnx.gguf_weights import GgufWeights
+    if checkpoint.weights is not None:
+        from specctl.models.files.gguf import GgufFile
+        from specctl.models.onnx.gguf_weights import GgufWeights
 
-    return GgufWeights(GgufFile(checkpoint.weights), model)
+        return GgufWeights(GgufFile(checkpoint.weights), model)
+    from specctl.models.onnx.checkpoint_weights import CheckpointWeights, format_of
+
+    return CheckpointWeights(checkpoint, format_of(checkpoint.quantization()), model)
 
 
 def packed_model(checkpoint: Checkpoint) -> "tuple[PreTrainedModel, Weights]":
@@ -39,9 +43,11 @@ def packed_model(checkpoint: Checkpoint) -> "tuple[PreTrainedModel, Weights]":
     NaN; `lent` gives them their numbers.
 
     Raises:
-        ModelError: see `packed_weights`, and no model can be made from the configuration.
+        ModelError, Unable: see `packed_weights`, and no model can be made from the configuration.
     """
-    model = skeleton(checkpoint, buffers=True)
+    config = load_config(checkpoint)
+    config.dtype = torch.float32
+    model = skeleton(checkpoint, config=config, buffers=True)
     model.tie_weights()  # accelerate makes each parameter anew
     weights = packed_weights(checkpoint, model)
     made: dict[nn.Parameter, nn.Parameter] = {}  # tied parameters stay tied

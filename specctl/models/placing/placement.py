@@ -16,7 +16,7 @@ from specctl.models.files.skeleton import is_wrapper, require_modules, skeleton
 from specctl.models.passes.layer_sizes import key_value_heads, layer_configs, query_heads
 from specctl.models.placing.memory import DeviceMemory, Estimate, device_memory, estimate
 from specctl.models.placing.model_config import generation_config, is_plain, require_runnable
-from specctl.models.placing.quantization import Quantization, plan, quantised_with, require_whole, rounding
+from specctl.models.placing.quantization import Quantization, plan, require_whole, rounding
 from specctl.printable import gib
 from specctl.profile.schema import Engine, ModelTable
 
@@ -332,7 +332,7 @@ def require_readable(checkpoint: Checkpoint, placement: Placement) -> None:
 
     Reasons: an unknown method, a missing package, unsupported devices, or weights that are not whole blocks.
     """
-    described = quantised_with(checkpoint.settings())
+    described = checkpoint.quantization()
     if described is None or checkpoint.weights is not None:
         return
     from transformers.quantizers.auto import AutoHfQuantizer

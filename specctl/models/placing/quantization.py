@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from specctl.errors import ModelError, pip_install
 from specctl.models.files.checkpoint import ITEM_BYTES, Checkpoint
+from specctl.models.onnx.store import PACKED, Unable
 from specctl.models.placing.engine_table import engine_named
 from specctl.profile.schema import Engine, ModelTable
 
@@ -74,9 +75,35 @@ def rounding(table: ModelTable, engine: Engine) -> str | None:
     return table.quantize if table.quantize in engine_named(engine).forms else None
 
 
+def form_of(checkpoint: Checkpoint, table: ModelTable, engine: Engine, kind: str) -> str | None:
+    """How the weights are rounded in a model's graph; None where the engine does not round them.
+
+    Args:
+        checkpoint: the model's files.
+        table: its profile table.
+        engine: the one that is to run it.
+        kind: of its device, such as ``cpu``.
+
+    Returns:
+        ``quantize`` where the engine itself rounds, and `PACKED` where it takes over the blocks of the model's files.
+    """
+    if checkpoint.weights is not None:
+        return PACKED
+    how = checkpoint.quantization()
+    if how is None or engine != "onnx" or kind != "cpu" or table.dtype not in ("auto", "float32"):
+        return rounding(table, engine)
+    from specctl.models.onnx.checkpoint_weights import format_of
+
+    try:
+        format_of(how)
+    except Unable:
+        return None
+    return None if table.trust_remote_code or checkpoint.adapter is not None else PACKED
+
+
 def require_whole(checkpoint: Checkpoint, name: str) -> None:
     """Raise a ModelError if a checkpoint that ``quantize = name`` is set for is quantised already."""
-    if quantised_with(checkpoint.settings()) is not None:
+    if checkpoint.quantization() is not None:
         raise ModelError(
             f'{checkpoint} is quantised already, and its profile table says quantize = "{name}".',
             f"Remove quantize from [{checkpoint.role}], or name the checkpoint that this one was made from.",
@@ -122,15 +149,6 @@ def plan(checkpoint: Checkpoint, model: "PreTrainedModel", name: str, kind: str,
         )
     plain = (*_output_layers(model), *(name for name in sizes if name not in taken))
     return Quantization(name, scheme, group, tuple(sizes[name] for name in taken), plain)
-
-
-def quantised_with(settings: dict[str, Any]) -> dict[str, Any] | None:
-    """The quantisation that a config.json describes, for the whole model or for its text decoder."""
-    for table in (settings, settings.get("text_config")):
-        found = table.get("quantization_config") if isinstance(table, dict) else None
-        if isinstance(found, dict):
-            return found
-    return None
 
 
 def _taken(sizes: dict[str, tuple[int, int]], scheme: Scheme, group: int) -> dict[str, int]:
