@@ -1,7 +1,7 @@
 """Facts and problems of a profile's models, found without loading their weights. Sizes are bytes."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from specctl.models.loading.model_runners import model_runner
 from specctl.models.loading.pair_members import PairMember, rounded_graph
 from specctl.models.loading.vocabularies import counts_for, draft_vocabulary, notice_of, token_map, trained_on_few
 from specctl.models.onnx.engine import rounded_bytes
-from specctl.models.onnx.store import integer_products
+from specctl.models.onnx.store import PACKED, integer_products
 from specctl.models.passes.watching import decoder_layers
 from specctl.models.passes.weights import Where
 from specctl.models.placing.absent import bytes_by_name, lacking_devices, size_text
@@ -37,7 +37,7 @@ from specctl.models.placing.placement import (
     placement_advice,
     weighed,
 )
-from specctl.models.placing.quantization import rounding
+from specctl.models.placing.quantization import form_of
 from specctl.models.predictors.predictor_checkpoint import locate_predictor, mismatch, on_hub, require_kind
 from specctl.models.running.context import ENDLESS
 from specctl.models.running.engines import EngineSettings, require_fixed_width
@@ -307,7 +307,10 @@ class _Examination:
             report.advice.append(f"{checkpoint} will be downloaded at first use: {gib(need.stored_bytes)}.")
         if table.shards is not None:
             report.advice += placement_advice(checkpoint, table, need, self.free, CACHE_TOKENS)
-        placement = placed(checkpoint, table, need, self.free, here=report.here)
+        packed = member.rounding == PACKED
+        placement = placed(checkpoint, table, need, self.free, here=report.here and not packed)
+        if packed:
+            placement = replace(placement, dtype="float32")
         facts.dtype, facts.devices, facts.quantize = placement.dtype, placement.shares, table.quantize
         if not report.here or len(placement.shares) > 1:
             import torch
@@ -315,8 +318,8 @@ class _Examination:
             model = skeleton(checkpoint, table.trust_remote_code).to(getattr(torch, placement.dtype))
             facts.layers = layer_places(model, placement)
         facts.cache_per_1k_tokens = need.cache_bytes(placement.dtype, 1000)
-        if report.here and (form := rounding(table, engine)) is not None and set(placement.shares) == {"cpu"}:
-            facts.graph = _rounded_graph(checkpoint, table, form, placement)
+        if report.here and member.rounding is not None and set(placement.shares) == {"cpu"}:
+            facts.graph = _rounded_graph(checkpoint, table, member.rounding, placement, need)
         self._advise_on_memory(checkpoint, need, placement)
         self.free = after(self.free, placement)
 
@@ -519,8 +522,8 @@ class _Examination:
         if not checkpoint.has_weights():
             facts.checked = False
             return
-        form = rounding(table, self.profile.engine)
         kind = next(iter(facts.devices)).partition(":")[0]
+        form = form_of(checkpoint, table, self.profile.engine, kind)
         known = stored_check(checkpoint, table, kind, facts.dtype, None if form is not None else table.quantize)
         if known is not None:
             known.require(table.model)
@@ -539,7 +542,9 @@ class _Examination:
         facts.checked = True
 
 
-def _rounded_graph(checkpoint: Checkpoint, table: ModelTable, form: str, placement: Placement) -> RoundedGraph:
+def _rounded_graph(
+    checkpoint: Checkpoint, table: ModelTable, form: str, placement: Placement, need: Estimate
+) -> RoundedGraph:
     import torch
 
     where = Where(tuple(placement.shares), sum(placement.shares.values()))
@@ -548,7 +553,7 @@ def _rounded_graph(checkpoint: Checkpoint, table: ModelTable, form: str, placeme
     if refused is None and checkpoint.has_weights():
         path, refused = rounded_graph(checkpoint, table, form)
     if path is None:
-        return RoundedGraph(form, False, refused, rounded_bytes(model, form))
+        return RoundedGraph(form, False, refused, need.stored_bytes if form == PACKED else rounded_bytes(model, form))
     return RoundedGraph(form, True, None, sum(file.stat().st_size for file in path.parent.iterdir()))
 
 

@@ -10,11 +10,13 @@ from specctl.models.files.checkpoint import ITEM_BYTES, Checkpoint
 from specctl.models.files.skeleton import skeleton
 from specctl.models.loading.draft_heads import needed
 from specctl.models.loading.pair_members import PairMember
+from specctl.models.onnx.store import PACKED
 from specctl.models.passes.layer_sizes import largest
 from specctl.models.passes.weights import Where
 from specctl.models.placing.engine_table import chosen, chosen_for_head, engine_named
 from specctl.models.placing.memory import CUDA_CONTEXT, DeviceMemory, Estimate, working_bytes
 from specctl.models.placing.placement import weighed
+from specctl.models.placing.quantization import form_of
 from specctl.models.running.context import context_length
 from specctl.models.running.engines import Choice, EngineSettings
 from specctl.profile.schema import Engine, Profile
@@ -139,7 +141,8 @@ def _of_model(
     model = _skeleton(member, facts)
     config = model.config.get_text_config(decoder=True)
     reads = WeightReads.of(model, config, _output(model))
-    quantised = "its checkpoint" if need.quantised else None
+    packed = form_of(member.checkpoint, member.table, profile.engine, _where(facts).device.type) == PACKED
+    quantised = "its checkpoint" if need.quantised and not packed else None
     if need.quantization is not None:
         quantised = need.quantization.scheme.package
     choice = chosen(profile.engine, model, _where(facts, quantised), EngineSettings.of(profile))

@@ -51,6 +51,9 @@ class GgufWeights(Weights):
             self._require(name, tuple(parameter.shape))
 
     def _require(self, name: str, shape: tuple[int, ...]) -> None:
+        unpack = unpacking(self.file.path, "target")
+        if len(shape) > 2:  # experts
+            raise ModelError(f"{self.file.path} has experts or convolutions, which no graph runs.", unpack)
         tensor = self._tensors.get(name)
         if tensor is None:
             raise ModelError(f"{self.file.path} lacks the weight {name}.", f"Download it again. {CONVERT}")
@@ -63,7 +66,7 @@ class GgufWeights(Weights):
         if (kind := tensor.tensor_type.name) not in (*FLOATS, *TYPES):
             raise ModelError(
                 f"{self.file.path} has weights of the type {kind}, which specctl does not run as they are.",
-                f"Use a file whose weights are {', '.join(TYPES)}. {unpacking(self.file.path, 'target')}",
+                f"Use a file whose weights are {', '.join(TYPES)}. {unpack}",
             )
 
     def array(self, name: str) -> "np.ndarray":

@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
+from specctl.doctor.diagnosis import diagnose
 from specctl.errors import ModelError
 from specctl.models.files.checkpoint import locate
 from specctl.models.files.gguf import small_files
@@ -189,3 +190,18 @@ def test_a_folder_with_a_file_says_which(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="is a folder with a GGUF file") as caught:
         locate(ModelTable(model=str(file.parent)), "target")
     assert str(file) in caught.value.hint
+
+
+@needs_onnx
+def test_doctor_knows_such_a_file(tmp_path: Path) -> None:
+    file = write(tmp_path / "m.gguf", random_llama(), kinds={"blk": "Q4_0"})
+    profile = resolve("embedded", overrides=[f"target.model={file}", "engine=onnx"]).profile
+    profile = profile.model_copy(update={"draft": None})
+
+    report = diagnose(profile)
+
+    (facts,) = report.models
+    assert report.ready
+    assert (facts.dtype, facts.devices.keys()) == ("float32", {"cpu"})
+    assert facts.weights_by_dtype == {"as stored": file.stat().st_size}
+    assert facts.eos_ids == [0]
