@@ -86,7 +86,6 @@ def most_rows(pair: Pair, limit: int) -> int:
         limit: new tokens of a text.
     """
     needed: dict[str, int] = {}
-    held: dict[str, int] = {}  # by the two batch sizes between which it chooses
     models = iter(pair.models)
     for runner in (pair.target, *pair.drafts):
         model = next(models, None) if runner.runs_model else None
@@ -95,13 +94,8 @@ def most_rows(pair: Pair, limit: int) -> int:
             bytes_ = cached_values(model.config) * model.dtype.itemsize
         device = str(runner.device)
         needed[device] = needed.get(device, 0) + bytes_ * min(runner.context, limit + PROMPT)
-        held[device] = held.get(device, 0) + 2 * runner.rows_bytes
     free = {memory.name: memory.free for memory in device_memory(set(needed))}
-    room = [
-        int((SPARED * free[device] - held[device]) / bytes_)
-        for device, bytes_ in needed.items()
-        if bytes_ and device in free
-    ]
+    room = [int(SPARED * free[device] / bytes_) for device, bytes_ in needed.items() if bytes_ and device in free]
     return max(1, min([MOST, *room]))
 
 

@@ -60,6 +60,7 @@ def exported_once(folder: Path) -> Iterator[None]:
             found = {file.name: ir.load(file) for file in path.parent.glob("*.onnx")}
         weights, sources = _weights_of(modules), [LoadedWeights(module) for module in modules]
         for graph in found.values():
+            ir.external_data.load_to_model(graph)
             for name, own in json.loads(graph.metadata_props.pop(OWN)).items():
                 value, numbers = graph.graph.initializers[name], weights[own].detach().numpy()
                 place, _, parameter = own.partition(" ")

@@ -190,9 +190,3 @@ def test_texts_with_draft_heads_on_onnxruntime_are_those_of_each_alone_by_seed(s
     pair, name = of(target, head), "constant" if head.foresee is None else "confidence"
     alone = [written(pair, name, number, sampling) for number in range(4)]
     assert batched(pair, name, sampling) == alone
-
-
-@needs_onnx
-def test_sessions_of_onnxruntime_have_weights_of_their_own_and_passes_of_torch_have_not() -> None:
-    assert onnx_pair().target.rows_bytes > sum(4 * weight.numel() for weight in one_layer().parameters()) / 2
-    assert torch_pair(EagerPasses).target.rows_bytes == 0

@@ -169,7 +169,5 @@ def test_caches_take_a_part_of_free_memory(monkeypatch: pytest.MonkeyPatch) -> N
     assert most_rows(pair, 8) == MOST, "nothing is known of its cache"
     target.token_bytes = 20  # of 512 tokens, the context
     assert most_rows(pair, 8) == 7
-    target.rows_bytes = 20_000
-    assert most_rows(pair, 8) == 3, "two sessions have weights of their own"
     memory.free = 0
     assert most_rows(pair, 8) == 1

@@ -1,10 +1,10 @@
 """The logits of a pass in numpy's or torch's form, and the verdicts on the drafts of any number of texts."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -45,6 +45,23 @@ def draft_logits_of(forward: Forward) -> Logits:
         return logits_of(forward)
     columns = forward.columns
     return HostLogits(columns, signals=forward.signals) if isinstance(columns, np.ndarray) else logits_over(columns)
+
+
+def draft_logits(forwards: Sequence[Forward]) -> Iterator[tuple[Logits, slice]]:
+    """The logits of a draft's passes over several texts, and which of the texts they belong to: those of all texts as
+    one array, or, without a copy, those of each where there are many.
+    """
+    columns = [forward.columns for forward in forwards]
+    host = [each for each in columns if isinstance(each, np.ndarray)]
+    if len(columns) == 1 or (len(host) == len(columns) and sum(each.size for each in host) > TOGETHER):
+        yield from ((draft_logits_of(each), slice(place, place + 1)) for place, each in enumerate(forwards))
+        return
+    numbers, told = joined_numbers(columns), [forward.signals for forward in forwards if forward.signals is not None]
+    if isinstance(numbers, np.ndarray) and len(told) == len(forwards):
+        entropies, tops = (np.concatenate(each) for each in zip(*told, strict=True))
+        yield HostLogits(numbers, signals=(entropies, tops)), slice(len(forwards))
+    else:
+        yield logits_over(numbers), slice(len(forwards))
 
 
 def logits_over(numbers: Numbers) -> Logits:
@@ -212,6 +229,7 @@ class Judge:
     """
 
     sampling: "Sampling"  # shared by the texts
+    takes_pass_signals: ClassVar[bool] = False
 
     def read_rows(
         self, forwards: Sequence[Forward], about: Sequence[Drafted]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from specctl.decoding.sampling import Sampling
 from specctl.models.passes.draft_vocabulary import DraftVocabulary
-from specctl.models.passes.forward import Foresee, joined_numbers
+from specctl.models.passes.forward import Foresee
 from specctl.models.predictors.disco_predictor import DiscoPredictor
 from specctl.policies import DISTRIBUTION_SIGNALS, SIGNALS, TOP_PROBS, Signal
 from specctl.records import DraftStep
@@ -144,9 +144,11 @@ class TokenSampler:
         self, forwards: "Sequence[Forward]", about: Sequence[float | None]
     ) -> "list[tuple[list[float], Numbers | None]]":
         """See `TokenReader`; each row gets the result that it would get alone, to the last bit."""
-        from specctl.decoding.logits.judging import logits_over
+        from specctl.decoding.logits.judging import draft_logits
 
-        columns = [forward.columns for forward in forwards]
-        found, probs = logits_over(columns[0] if len(columns) == 1 else joined_numbers(columns)).sample(self, about)
-        rows = found if isinstance(found, list) else found.tolist()
-        return [(row, None if probs is None else probs[place]) for place, row in enumerate(rows)]
+        answers: list[tuple[list[float], Numbers | None]] = []
+        for logits, of in draft_logits(forwards):
+            found, probs = logits.sample(self, about[of])
+            rows = found if isinstance(found, list) else found.tolist()
+            answers += [(row, None if probs is None else probs[place]) for place, row in enumerate(rows)]
+        return answers

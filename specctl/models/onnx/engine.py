@@ -93,7 +93,7 @@ def build_onnx_runner(
     """
     require_onnxruntime()
     from specctl.models.onnx.check import require_equal
-    from specctl.models.onnx.passes import Opening
+    from specctl.models.onnx.passes import BOUND_WIDTH, Opening
     from specctl.models.passes.trimmed_output import vocabulary_of
 
     context = context_length(model) or LONGEST
@@ -103,8 +103,8 @@ def build_onnx_runner(
     opening = Opening(device, vocabulary, context, quantize, no_trees, ids)
 
     def write(path: Path) -> None:
-        # A tree at the end of the context needs more slots than it has positions, and so does a token read twice.
-        places = context + (WIDEST if trees else 0) + 1
+        # A tree at the end of the context needs more slots than it has positions, and so do repeated rows.
+        places = context + max(WIDEST, BOUND_WIDTH)
         _write(model, places if context <= LONGEST else 0, quantize, path, trees, weights)
         gc.collect()  # the exporter leaves reference cycles
         require_equal(opening.passes, path, model, vocabulary, quantize, trees=trees, weights=weights)
@@ -243,6 +243,7 @@ def _write(
     from specctl.models.onnx.export import CannotExport, exported
     from specctl.models.onnx.rewriting import BITS, fuse, position_table, round_alike
     from specctl.models.onnx.rewriting import quantize as round_weights
+    from specctl.models.onnx.sequences import attend_by_sequence, tell_signals
     from specctl.models.onnx.weights import save
 
     try:
@@ -256,8 +257,10 @@ def _write(
             raise Unable(f"none of its products has weights that {quantize} rounds")
     except NotFinite as why:
         raise Unable(str(why)) from why
-    if quantize is not None and next(model.parameters()).device.type == "cpu":
+    attend_by_sequence(graph.graph)
+    if next(model.parameters()).device.type == "cpu":
         round_alike(graph)
+        tell_signals(graph.graph)
     save(graph, path, "weights.bin")
 
 

@@ -3,16 +3,16 @@
 Only graphs on a device use torch: there buffers are torch tensors, on the host numpy arrays.
 """
 
+import os
 from collections.abc import Iterable, Sequence
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import onnxruntime
 
-from specctl.models.onnx.store import derived_graph
 from specctl.models.passes.inference import HOST
 from specctl.models.passes.watching import LAST
 from specctl.models.passes.weights import drop_pages
@@ -21,8 +21,20 @@ if TYPE_CHECKING:
     import torch
 
 Array = npt.NDArray[Any]
-ELEMENTS = {"float32": 1, "int32": 6, "int64": 7, "float16": 10, "bfloat16": 16}  # ONNX's numbers for element types
+ELEMENTS = {
+    "float32": 1,
+    "int32": 6,
+    "int64": 7,
+    "bool": 9,
+    "float16": 10,
+    "bfloat16": 16,
+}  # ONNX's numbers for element types
 NARROWEST = "narrowest"  # Name of a number in a graph's file; see `OnnxGraph`
+IN_TILES = "ORT_GQA_DISABLE_FLASH_ATTENTION"
+"""While this is "1", new sessions compute attention on a CPU as a whole and not in tiles. In tiles of 16 to 128 rows,
+which depend on the processor's cache, a single row at the end rounds otherwise than in the midst of others, and so do
+scores of heads wider than 128 where a tile is cut off. As a whole takes as long: 0.8 to 1.2 times for 1 to 64 tokens
+after 100 to 3,000."""
 LINE = 64  # Size of a cache line of the processor in bytes, to which buffers are aligned
 
 
@@ -129,16 +141,13 @@ class DeviceMemory:
 ON_HOST = HostMemory()
 
 
-def open_session(
-    path: Path, device: "torch.device", threads: int, graph: bytes | None = None
-) -> onnxruntime.InferenceSession:
+def open_session(path: Path, device: "torch.device", threads: int) -> onnxruntime.InferenceSession:
     """Make a graph ready to run.
 
     Args:
         path: of a graph as `export.exported` describes it.
         device: a CPU, or a CUDA device for which onnxruntime has its provider.
         threads: for one pass on a CPU.
-        graph: a graph to run instead, with the same file of weights.
     """
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
@@ -151,41 +160,41 @@ def open_session(
     providers: list[Any] = ["CPUExecutionProvider"]
     if device.type == "cuda":
         providers.insert(0, ("CUDAExecutionProvider", {"device_id": device.index or 0}))
-    if graph is not None:
-        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
-    session = onnxruntime.InferenceSession(str(path) if graph is None else graph, options, providers=providers)
+    usual = os.environ.get(IN_TILES)
+    os.environ[IN_TILES] = "1"
+    try:
+        session = onnxruntime.InferenceSession(str(path), options, providers=providers)
+    finally:
+        if usual is None:
+            del os.environ[IN_TILES]
+        else:
+            os.environ[IN_TILES] = usual
     drop_pages(path.parent)  # of most weights it has made copies that suit its kernels
     return session
 
 
 class OnnxGraph:
-    """A model's open graph for one sequence, and graphs derived from it, opened on demand.
+    """A model's open graph.
 
     Args:
-        path: of a graph as `export.exported` describes it.
+        path: of a graph from `export.exported`, after the rewrites of `sequences`.
         device, threads: see `open_session`.
 
     Attributes:
-        session: the graph for one sequence.
-        signals, steps: the graph that computes signals, and the graph that reads one token of each of any number of
-            sequences; None until opened.
-        bytes: the size of its files.
+        session: runs it.
         dtype: of logits, states and caches.
         columns, width: of logits and of states.
         layers: the number of decoder layers with states.
         caches: heads and head size of each cache, by input name.
         placed: whether it reads positions.
         trees: whether it reads trees.
-        twice: whether its attention reads a lone token as two rows; see `rewriting.read_twice`.
-        narrowest: the fewest tokens of a pass over one sequence; see `rewriting.round_alike`.
+        tells: whether it computes signals where they are wanted.
+        narrowest: the fewest tokens of a pass; see `rewriting.round_alike`.
     """
 
     def __init__(self, path: Path, device: "torch.device", threads: int) -> None:
-        self.path, self.device, self.threads = path, device, threads
+        self.device, self.threads = device, threads
         self.session = open_session(path, device, threads)
-        self.signals: onnxruntime.InferenceSession | None = None
-        self.steps: onnxruntime.InferenceSession | None = None
-        self.bytes = sum(file.stat().st_size for file in path.parent.iterdir())
         inputs = {given.name: given for given in self.session.get_inputs()}
         outputs = {made.name: made for made in self.session.get_outputs()}
         self.dtype = element_type(outputs["logits"].type)
@@ -196,10 +205,6 @@ class OnnxGraph:
             for name, given in inputs.items()
             if name.startswith("past.")
         }
-        self.placed, self.trees, self.twice = "positions" in inputs, "bias" in inputs, "attended" in inputs
+        self.placed, self.trees, self.tells = "positions" in inputs, "bias" in inputs, "signals" in inputs
         self.narrowest = int(self.session.get_modelmeta().custom_metadata_map.get(NARROWEST, 1))
         assert device.type == "cpu" or not self.trees, "trees are read on a CPU"
-
-    def opened(self, rows: int | Literal["signals"] | None) -> onnxruntime.InferenceSession:
-        """Open a graph derived from this one; for ``rows`` see `store.derived_graph`."""
-        return open_session(self.path, self.device, self.threads, derived_graph(self.path, rows))

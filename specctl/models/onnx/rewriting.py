@@ -698,15 +698,13 @@ def _above(value: ir.Value) -> ir.Node | None:
 
 
 def round_alike(model: ir.Model) -> None:
-    """Let a graph with rounded weights compute a lone token exactly as among others.
+    """Note in a graph's file how many tokens its passes read at least, so that a lone one rounds as among others.
 
     onnxruntime computes a single row otherwise than several, by about 1e-6. Rounding the inputs of products to 8 bits
     makes 0.2 to 0.5 of the logits' spread of it in a model of 30 layers. Passes of two and more tokens agree bit for
-    bit. Where products agree for one token too, repeating rows for attention is enough; elsewhere ``narrowest`` in the
-    graph's file says that passes over one sequence read at least two.
+    bit. Where products agree for one token too, repeating rows for attention is enough, which passes do.
     """
-    twice = read_twice(model)
-    model.metadata_props[NARROWEST] = "1" if twice and lone_rows_agree(model) else "2"
+    model.metadata_props[NARROWEST] = "1" if lone_rows_agree(model) else "2"
 
 
 TRIED = 256
@@ -752,72 +750,3 @@ def _lone_row_agrees(product: ir.Node) -> bool:
     rows = draws.standard_normal((4, inputs), dtype=np.float32)
     (whole,) = session.run(None, {"source": rows})
     return all(np.array_equal(session.run(None, {"source": rows[row : row + 1]})[0][0], whole[row]) for row in range(4))
-
-
-def read_twice(model: ir.Model) -> bool:
-    """Let attention read a lone token as two equal rows, which it computes exactly as it does among other tokens.
-
-    The graph gets two inputs: ``attended`` ``(A,)`` int64, the indices in the pass of the A rows that attention reads,
-    and ``kept`` ``(T,)`` int64, the index among these of each token of the pass. ``before`` and ``total`` then count A
-    new tokens. Where attention reads positions, nothing changes.
-
-    Returns:
-        Whether the graph was changed.
-    """
-    graph = model.graph
-    attending = [node for node in graph if node.op_type == "GroupQueryAttention"]
-    if any(len(node.inputs) > TREES - 1 for node in attending):
-        return False
-    attended, kept = (
-        ir.val(name, dtype=ir.DataType.INT64, shape=ir.Shape([size]))
-        for name, size in (("attended", "attended"), ("kept", "tokens"))
-    )
-    for node in attending:
-        for user, index in _row_readers(node):
-            value = user.inputs[index]
-            assert value is not None, "a reader reads something"
-            rows = ir.node("Gather", [value, attended], {"axis": 1})
-            rows.outputs[0].type, rows.outputs[0].shape = value.type, _with_tokens(value, "attended")
-            graph.insert_before(user, rows)
-            user.replace_input_with(index, rows.outputs[0])
-        mixed = node.outputs[0]
-        back = ir.node("Gather", [mixed, kept], {"axis": 1})
-        back.outputs[0].type, back.outputs[0].shape = mixed.type, mixed.shape
-        mixed.replace_all_uses_with(back.outputs[0])
-        back.replace_input_with(0, mixed)
-        mixed.shape = _with_tokens(mixed, "attended")
-        graph.insert_after(node, back)
-    graph.inputs.extend([attended, kept])
-    return True
-
-
-def _row_readers(attention: ir.Node) -> list[tuple[ir.Node, int]]:
-    """The inputs, as nodes and indices, in front of which rows are repeated: a split's where attention reads its parts
-    only, else attention's own.
-    """
-    own = [(attention, index) for index, value in enumerate(attention.inputs[:3]) if value is not None]
-    splits: list[ir.Node] = []
-    passed: list[ir.Value] = []
-    for node, index in own:
-        value = node.inputs[index]
-        while value is not None and only_use(value) is not None:
-            passed.append(value)
-            above = value.producer()
-            if above is None or above.op_type not in ("Reshape", "SimplifiedLayerNormalization"):
-                splits += [] if above is None or above.op_type != "Split" else [above]
-                break
-            value = above.inputs[0]
-    if len(splits) < len(own) or any(split is not splits[0] for split in splits):
-        return own
-    if any(part not in passed for part in splits[0].outputs):
-        return own
-    for value in passed:
-        value.shape = _with_tokens(value, "attended")
-    return [(splits[0], 0)]
-
-
-def _with_tokens(value: ir.Value, name: str) -> ir.Shape | None:
-    """A value's shape with another name of its number of tokens."""
-    if value.shape is None:
-        return None
-    return ir.Shape([size if isinstance(size, int) else name for size in value.shape])

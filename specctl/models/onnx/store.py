@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from math import isfinite
 from pathlib import Path
 from time import sleep, time
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 from specctl import __version__
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedModel
 
-SCHEMA_VERSION = 4  # Of the graphs; those of another version are made again
+SCHEMA_VERSION = 5  # Of the graphs; those of another version are made again
 GRAPH = "model.onnx"
 MANIFEST = "manifest.json"
 CHUNK = 1 << 24
@@ -282,16 +282,9 @@ class Store:
     def _refusal(self, key: str) -> Path:
         return self.folder / f"{key}.refused.txt"
 
-    def derived(self, key: str, rows: int | str | None) -> Path:
-        """The file of a `derived_graph` next to a graph."""
-        return self.folder / f"{key}.packed-{'steps' if rows is None else rows}.onnx"
-
     def remove(self, key: str) -> None:
-        """Remove a graph, and those derived from it."""
+        """Remove a graph."""
         shutil.rmtree(self.folder / key, ignore_errors=True)
-        for made in (*self.folder.glob(f"{key}.packed-*.onnx"), *self.folder.glob(f".{key}.packed-*.onnx-*")):
-            with suppress(OSError):
-                made.unlink(missing_ok=True)
 
     def put(self, key: str, write: Callable[[Path], None]) -> Path:
         """Add a graph, replacing a damaged one.
@@ -502,36 +495,3 @@ class Times:
 
 def _machine(threads: int) -> str:
     return f"{platform.node()}, {threads} threads"
-
-
-FORM = 3  # Of derived graphs; those of another form are made again
-NUMBER_OF_SIGNALS = 0xFFFF  # Replaces the number of sequences for the ``signals`` graph
-
-
-def derived_graph(path: Path, rows: int | Literal["signals"] | None) -> bytes:
-    """`packed_graph` or `signals_graph` of a graph, read from a file if that has the same source, form and number.
-
-    The file is next to the graph's folder in its `Store`, since making a graph needs imports that take a third of a
-    second. For a graph outside a store no file is written.
-
-    Args:
-        path: of the graph.
-        rows: see `packed_graph`, or ``signals``.
-    """
-    number = NUMBER_OF_SIGNALS if rows == "signals" else rows or 0
-    source = crc32(path.read_bytes(), FORM << 16 | number)  # identifies the source graph and the form
-    stored = Store(path.parent.parent).derived(path.parent.name, rows)
-    with suppress(OSError):
-        content = stored.read_bytes()
-        if content[:8] == _checksums(source, content[8:]):
-            return content[8:]
-    from specctl.models.onnx.packed_graph import packed_graph, signals_graph
-
-    made = signals_graph(path) if rows == "signals" else packed_graph(path, rows)
-    if (path.parent / MANIFEST).exists():
-        write_small(stored, _checksums(source, made) + made)
-    return made
-
-
-def _checksums(source: int, made: bytes) -> bytes:
-    return source.to_bytes(4, "little") + crc32(made).to_bytes(4, "little")

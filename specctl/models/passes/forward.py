@@ -117,7 +117,14 @@ Token: TypeAlias = "int | torch.Tensor"
 
 
 class PassReader(Protocol):
-    """Reads the passes of several texts at once. Hashable: texts with equal readers share one."""
+    """Reads the passes of several texts at once. Hashable: texts with equal readers share one.
+
+    Attributes:
+        takes_pass_signals: whether it reads `Forward.signals` where a pass has them, in place of computing them.
+    """
+
+    @property
+    def takes_pass_signals(self) -> bool: ...
 
     def read_rows(self, forwards: "Sequence[Forward]", about: Sequence[Any]) -> Sequence[Any]:
         """The answer for each text, with all numbers on the host. An exception is the answer of that text alone.

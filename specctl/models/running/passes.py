@@ -57,7 +57,6 @@ class Facts:
     # distribution to draw from
     writes_text: bool = False
     token_bytes: int = 0  # cache memory per token in bytes; 0 if unknown
-    rows_bytes: int = 0  # bytes of additional weights for passes over several sequences; 0 where weights are shared
     # number of threads of its passes on a CPU, if it sets its own; None for torch's
     threads: int | None = None
     # milliseconds of a small round by tried number of threads; empty without a trial

@@ -200,7 +200,7 @@ class Slot(Facts):
 
     @property
     def wants_signals(self) -> bool:
-        """Whether the caller wants `Forward.signals`; passes over several sequences never compute them."""
+        """Whether the caller wants `Forward.signals`; passes over several sequences ask their readers."""
         return self.passes.wants_signals
 
     @wants_signals.setter

@@ -114,6 +114,7 @@ def test_a_sequence_up_to_the_last_place_of_the_context_in_pieces() -> None:
 
 def test_buffers_double_and_keep_what_they_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("specctl.models.onnx.passes.CAPACITY", 16)
+    monkeypatch.setattr("specctl.models.onnx.passes.BOUND_WIDTH", 20)
     monkeypatch.setattr("specctl.models.onnx.passes.PIECE", 40)
     runner, plain = sure_runner(model_of("gemma2"), VOCABULARY), Slot(EagerPasses(random_model("gemma2"), VOCABULARY))
     for width in (10, 1, 6, 7, 30, 1, 100, 1):

@@ -10,11 +10,11 @@ import pytest
 
 from specctl.models.onnx import passes as passes_module
 from specctl.models.onnx.graph import HostMemory
-from specctl.models.onnx.passes import AGAIN, RISING, WIDEST, OnnxPasses, PassWays
+from specctl.models.onnx.passes import OnnxPasses
 from specctl.models.running.passes import Request
 from specctl.models.running.slot import Slot
 from tests.support.few_tokens import trimmed
-from tests.support.onnx_models import needs_onnx, onnx_runner
+from tests.support.onnx_models import needs_onnx, one_layer, onnx_runner
 from tests.support.toys import FAMILIES, random_model
 
 pytestmark = [needs_onnx, pytest.mark.usefixtures("inference_mode")]
@@ -57,28 +57,30 @@ def test_rows_are_those_of_each_text_alone(family: str, width: int | None) -> No
                 np.testing.assert_allclose(found.hidden, wanted.hidden, rtol=0, atol=error)
 
 
-def test_few_texts_of_many_are_read_alike_however_that_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Together with fillers, in a graph for fewer, or one after the other."""
+@pytest.mark.parametrize(("quantize", "size"), [(None, 16), ("int8", 16), ("int4", 16), (None, 256), ("int8", 256)])
+def test_a_token_is_read_alike_whatever_is_read_with_it(quantize: str | None, size: int) -> None:
+    """Among up to 64 tokens, one or many of 9 texts, side by side or not, and of which each has passed over some.
+
+    Passes of 17 tokens leave a single one in the last tile of attention, if it is computed in tiles.
+    """
     draws, rows = random.Random(7), 9
-    monkeypatch.setattr(passes_module, "SIZE_WORTH", 2)
-    monkeypatch.setattr(passes_module, "LATELY", 2)
-    monkeypatch.setattr(PassWays, "apart", lambda *_: draws.random() < 0.2)
-    one = runner_of("llama")
-    passes, alone = one.over(rows), [one.fresh() for _ in range(rows)]
+    one = onnx_runner(one_layer(size), VOCABULARY, quantize)
+    assert one is not None
+    passes, whole = one.over(rows), [one.fresh() for _ in range(rows)]
+    texts = [[draws.randrange(VOCABULARY) for _ in range(80)] for _ in range(rows)]
+    expected = [np.asarray(each.extend(text, len(text)).rows).copy() for each, text in zip(whole, texts, strict=True)]
+    read = [0] * rows
     for _ in range(60):
-        requests, expected = [], []
-        for row in draws.sample(range(rows), draws.choice((1, 2, 3, 4, 5, 8, 9))):
-            after = max(0, alone[row].length - draws.randint(0, 2))
-            tokens = [draws.randrange(VOCABULARY) for _ in range(draws.randint(1, 4))]
-            alone[row].rollback(after)
-            requests.append(Request(row, after, tokens, len(tokens), hidden=draws.random() < 0.3))
-            expected.append(alone[row].extend(tokens, len(tokens), hidden=requests[-1].hidden))
-        for found, wanted in zip(passes.run(requests), expected, strict=True):
-            np.testing.assert_array_equal(found.rows, np.asarray(wanted.rows))
-            if found.hidden is not None and wanted.hidden is not None:
-                np.testing.assert_array_equal(found.hidden, wanted.hidden)
-    assert sorted(passes._sessions) == [4, 8, 9]
-    assert 4 < len(passes._bound) <= passes_module.MOST_BOUND
+        requests = []
+        for row in draws.sample(range(rows), draws.choice((1, 1, 2, 3, 5, 9))):
+            after = max(0, read[row] - draws.randint(0, 2))
+            tokens = texts[row][after : after + draws.choice((1, 1, 1, 2, 3, 6, 17))]
+            requests += [Request(row, after, tokens, draws.randint(0, len(tokens)))] if tokens else []
+            read[row] = after + len(tokens)
+        for request, found in zip(requests, passes.run(requests), strict=True):
+            stop = request.after + len(request.tokens)
+            np.testing.assert_array_equal(found.rows, expected[request.slot][stop - request.keep : stop])
+    assert min(read) > 20
 
 
 @pytest.mark.parametrize("rows", [1, ROWS])
@@ -135,28 +137,13 @@ def test_where_memory_for_logits_runs_out_the_next_pass_of_that_size_asks_for_it
         np.testing.assert_array_equal(found.rows, np.asarray(alone[row].extend(second[row], 2).rows))
 
 
-def counted_steps(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Whether passes are made by the graph for one token of each text, pass by pass."""
-    found: list[bool] = []
-    asked = OnnxPasses._steps_together
-
-    def counted(passes: OnnxPasses, chosen: tuple[int, ...], tokens: int) -> bool:
-        found.append(asked(passes, chosen, tokens))
-        return found[-1]
-
-    monkeypatch.setattr(OnnxPasses, "_steps_together", counted)
-    return found
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.representatives("llama")
-def test_a_token_of_each_text_is_read_alike_by_a_graph_of_its_own(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_of_each_text_is_read_alike(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of texts of all lengths, behind prompts, drafts and what was taken from another text, in buffers that grow."""
     draws = random.Random(11)
     monkeypatch.setattr(passes_module, "CAPACITY", 16)
-    steps = counted_steps(monkeypatch)
     one = runner_of(family)
-    assert one.passes.graph.steps is None, "it is opened when it is wanted"
     passes, alone = one.over(ROWS), [one.fresh() for _ in range(ROWS)]
     lengths = []
     for step in range(24):
@@ -180,36 +167,38 @@ def test_a_token_of_each_text_is_read_alike_by_a_graph_of_its_own(family: str, m
         lengths.append(len({each.after for each in requests}))
     assert max(lengths) == ROWS
     assert passes.capacity > 32
-    assert steps.count(True) == 21
-    session, other = one.passes.graph.steps, one.over(2)
-    assert session is not None
-    other.run([Request(row, 0, [1], 1) for row in range(2)])
-    assert steps.count(True) == 22
-    assert one.passes.graph.steps is session, "it is opened once"
 
 
-def test_texts_that_do_not_lie_side_by_side_have_a_node_each(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_texts_up_to_the_end_of_the_context_are_read_with_others() -> None:
+    """Padding lies beyond the context, and beyond the tables of angles."""
     one = runner_of("llama")
-    passes = one.over(9)
-    monkeypatch.setattr(passes_module, "SIZE_WORTH", 0)
-    monkeypatch.setattr(passes_module, "LATELY", 1)
-    monkeypatch.setattr(PassWays, "apart", lambda *_: False)
-    steps = counted_steps(monkeypatch)
-    for rows, expected in ((range(9), 1), (range(3, 7), 2), ((0, 2, 4, 6), 2), (range(4), 3)):
-        passes.run([Request(row, 0, [1], 1) for row in rows])
-        assert steps.count(True) == expected
+    passes, alone = one.over(ROWS), [one.fresh() for _ in range(ROWS)]
+    draws = random.Random(3)
+    text = [draws.randrange(VOCABULARY) for _ in range(one.context)]
+    for row, length in enumerate((one.context - 1, 3, one.context - 20)):
+        for each in (passes.run([Request(row, 0, text[:length], 0)]), alone[row].extend(text[:length], 0)):
+            assert each
+    requests = [Request(row, alone[row].length, text[:count], count) for row, count in enumerate((1, 40, 20))]
+    for request, found in zip(requests, passes.run(requests), strict=True):
+        wanted = alone[request.slot].extend(request.tokens, request.keep)
+        np.testing.assert_array_equal(found.rows, np.asarray(wanted.rows))
 
 
-def test_a_large_graph_or_one_for_fixed_shapes_is_opened_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(passes_module, "SIZE_WORTH", 0)
+def test_passes_of_all_kinds_share_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     one = runner_of("llama")
-    fixed = one.over(5, 16)
-    monkeypatch.setattr(passes_module, "SMALL", 0)
-    for passes in (fixed, one.over(5)):
-        for _ in range(3):
-            passes.run([Request(row, 0, [1], 1) for row in range(2)])
-        assert sorted(passes._sessions) == [5]
-        assert one.passes.graph.steps is None
+    monkeypatch.setattr("specctl.models.onnx.graph.open_session", None)
+    passes = one.over(5)
+    for rows in (range(5), range(1), (0, 3)):
+        passes.run([Request(row, 0, [1] * (row + 1), 1) for row in rows])
+
+
+def test_only_so_many_kinds_of_passes_stay_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(passes_module, "MOST_KINDS", 2)
+    passes = runner_of("llama").over(2)
+    assert isinstance(passes, OnnxPasses)
+    for width in range(1, 10):
+        passes.run([Request(row, 0, [1] * width, 1) for row in range(2)])
+        assert len(passes._bound) <= 4
 
 
 @pytest.mark.slow
@@ -229,58 +218,3 @@ def test_a_draft_of_few_tokens_is_read_with_others() -> None:
     assert Slot(one.over(2), 1, lambda _: found).draft_vocabulary is one.draft_vocabulary
     np.testing.assert_array_equal(found.columns, np.asarray(wanted.columns))
     assert found.rows.shape == (2, 64), "as many as the draft's target has"
-
-
-@pytest.fixture
-def ways() -> PassWays:
-    """Of 16 sequences: a pass over all takes 7 ms, one over a single one 1.3."""
-    found = PassWays(16)
-    assert not found.apart([1, 1], 14), "a pass over all is timed first"
-    found.took(16, 7e-3, alone=False)
-    assert found.apart([1, 1], 14), "and then one over a single one"
-    found.took(1, 1.3e-3, alone=True)
-    return found
-
-
-def test_as_many_as_take_less_time_than_all_have_passes_of_their_own(ways: PassWays) -> None:
-    assert [ways.apart([1] * count, 16 - count) for count in range(1, 10)] == [False, *[True] * 4, *[False] * 4]
-
-
-def test_more_than_half_of_all_and_prompts_are_read_together(ways: PassWays) -> None:
-    ways.took(1, 1e-6, alone=True)
-    assert ways.apart([1] * 8, 8)
-    assert not ways.apart([1] * 9, 7)
-    assert ways.apart([WIDEST, 1], 14)
-    assert not ways.apart([WIDEST + 1, 1], 14)
-
-
-def test_times_are_those_of_the_nearest_number_of_tokens(ways: PassWays) -> None:
-    ways.took(5, 4e-3, alone=True)
-    assert not ways.apart([5, 4], 14)
-    assert ways.apart([2, 1], 14)
-    ways.took(23, 9e-3, alone=False)
-    assert ways.apart([5, 4], 14)
-    ways.took(WIDEST + 1, 1.0, alone=True)
-    ways.took(WIDEST * 16 + 1, 1.0, alone=False)
-    assert ways.apart([5, 4], 14), "prompts tell nothing"
-
-
-def test_a_slow_pass_is_soon_forgotten_and_a_slower_machine_noticed(ways: PassWays) -> None:
-    ways.took(1, 1.0, alone=True)
-    assert ways.apart([1, 1], 14)
-    for _ in range(100):
-        ways.took(1, 4e-3, alone=True)
-    assert not ways.apart([1, 1], 14)
-    assert 1.3e-3 * RISING**100 > 4e-3
-
-
-def test_the_other_way_is_timed_again_now_and_then(ways: PassWays) -> None:
-    found = [ways.apart([1, 1], 14) for _ in range(2 * AGAIN)]
-    assert [place for place, apart in enumerate(found, start=1) if not apart] == [AGAIN, 2 * AGAIN]
-
-
-def test_a_graph_for_fewer_sequences_is_tried_and_has_fewer_fillers(ways: PassWays) -> None:
-    assert not ways.apart([1, 1], 2)
-    ways.took(4, 2e-3, alone=False)
-    assert not ways.apart([1, 1], 2)
-    assert ways.apart([1, 1], 14)

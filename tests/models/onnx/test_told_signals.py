@@ -1,6 +1,5 @@
 """Signals that a draft's graph tells are those that the host computes of its logits."""
 
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -8,12 +7,13 @@ import pytest
 
 from specctl.decoding.composition import build_drafter
 from specctl.decoding.logits.host import Softmax
+from specctl.decoding.logits.token_sampler import TokenSampler
+from specctl.decoding.sampling import Sampling
 from specctl.decoding.session import Session
 from specctl.models.loading.assembly import load_pair
-from specctl.models.onnx import passes as passes_module
 from specctl.models.onnx.passes import OnnxPasses
-from specctl.models.onnx.store import Store, cache_folder
 from specctl.models.running.pair import Pair
+from specctl.models.running.passes import Request
 from specctl.models.running.slot import Slot
 from specctl.profile import parse_policy
 from specctl.profile.schema import PolicyTable, Profile
@@ -45,13 +45,9 @@ def rounds(made: tuple[Pair, Profile], policy: str, **sampling: object) -> tuple
     return session.generate([5, 6, 7, 8], table).rounds
 
 
-def test_they_are_the_hosts_whatever_the_pass_reads(
-    made: tuple[Pair, Profile], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(passes_module, "SIGNALS_WORTH", 1)
+def test_they_are_the_hosts_whatever_the_pass_reads(made: tuple[Pair, Profile]) -> None:
     draft = draft_of(made[0])
     draft.wants_signals = True
-    assert draft.extend([5, 6], 1).signals is None, "until it is worth a graph"
     for tokens, keep in (([7], 1), ([8, 9], 1), ([3, 4, 5, 6], 3)):
         found = draft.extend(tokens, keep)
         assert found.signals is not None
@@ -66,17 +62,32 @@ def test_they_are_the_hosts_whatever_the_pass_reads(
 
 
 def test_drafts_are_those_without_them(made: tuple[Pair, Profile], monkeypatch: pytest.MonkeyPatch) -> None:
-    without = {policy: rounds(made, policy) for policy in ("svip:threshold=1.5", "max-confidence:threshold=0.05")}
-    monkeypatch.setattr(passes_module, "SIGNALS_WORTH", 0)
-    for policy, those in without.items():
+    for policy in ("svip:threshold=1.5", "max-confidence:threshold=0.05"):
+        with monkeypatch.context() as patched:
+            patched.setattr(OnnxPasses, "_tells", lambda *_: False)
+            without = rounds(made, policy)
         told = rounds(made, policy)
-        assert [each.emitted for each in told] == [each.emitted for each in those]
-        for one, other in zip(told, those, strict=True):
+        assert [each.emitted for each in told] == [each.emitted for each in without]
+        for one, other in zip(told, without, strict=True):
             for step, known in zip(one.steps, other.steps, strict=True):
                 assert (step.entropy or 1.0) == pytest.approx(known.entropy or 1.0, rel=1e-4)
                 assert (step.top_prob or 1.0) == pytest.approx(known.top_prob or 1.0, rel=1e-4)
                 assert (step.token, step.entropy is None) == (known.token, known.entropy is None)
-    assert draft_of(made[0]).passes.graph.signals is not None
+
+
+def test_those_of_several_texts_are_told_together(made: tuple[Pair, Profile]) -> None:
+    draft = draft_of(made[0])
+    passes, alone = draft.over(3), [draft.fresh() for _ in range(3)]
+    reader = TokenSampler(Sampling(), frozenset({"entropy", "top_prob"}))
+    for row, tokens in enumerate(([5, 6, 7], [8], [9, 10])):
+        alone[row].extend(tokens, 0)
+        passes.run([Request(row, 0, tokens, 0)])
+    asked = [Request(row, alone[row].length, [row + 3], 1, reader=reader) for row in range(3)]
+    assert all(found.signals is not None for found in passes.forward(asked))
+    for row, (each, (numbers, probs)) in enumerate(zip(alone, passes.run(asked), strict=True)):
+        ((untold, _),) = reader.read_rows([each.extend([row + 3], 1)], [None])
+        assert numbers == pytest.approx(untold, rel=1e-4)
+        assert (len(numbers), probs) == (3, None)
 
 
 @pytest.mark.parametrize(
@@ -89,29 +100,8 @@ def test_drafts_are_those_without_them(made: tuple[Pair, Profile], monkeypatch: 
     ],
 )
 def test_nothing_is_told_that_nobody_takes(
-    made: tuple[Pair, Profile], policy: str, sampling: dict[str, object], monkeypatch: pytest.MonkeyPatch
+    made: tuple[Pair, Profile], policy: str, sampling: dict[str, object]
 ) -> None:
     """A draw takes the whole law, and rules about tokens change it behind the pass."""
-    monkeypatch.setattr(passes_module, "SIGNALS_WORTH", 0)
     rounds(made, policy, **sampling)
-    draft = draft_of(made[0])
-    assert (draft.wants_signals, draft.passes.graph.signals) == (False, None)
-
-
-def test_the_graph_is_kept_and_goes_with_its_model(made: tuple[Pair, Profile], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(passes_module, "SIGNALS_WORTH", 0)
-    rounds(made, "svip")
-    (kept,) = cache_folder().glob("*.packed-signals.onnx")
-    assert rounds((load_pair(made[1], torch_weights=False), made[1]), "svip") != ()
-    Store(cache_folder()).remove(kept.name.partition(".")[0])
-    assert not kept.exists()
-
-
-def test_where_the_graph_cannot_be_made_the_host_goes_on(
-    made: tuple[Pair, Profile], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    expected = [each.emitted for each in rounds(made, "svip")]
-    monkeypatch.setattr(passes_module, "SIGNALS_WORTH", 0)
-    monkeypatch.setitem(sys.modules, "specctl.models.onnx.packed_graph", None)
-    assert [each.emitted for each in rounds(made, "svip")] == expected
-    assert draft_of(made[0]).passes.graph.signals is None
+    assert not draft_of(made[0]).wants_signals
