@@ -491,7 +491,7 @@ class OnnxPasses(Passes):
 
 
 def _piece(tokens: int) -> int:
-    """How many tokens of a text of this length are read in one pass; and the next one does not overwrite the results."""
+    """How many tokens of a text of this length are read in one pass: more than share memory for their results."""
     return max(2 * BOUND_WIDTH, min(PIECE, SCORES // tokens))
 
 
