@@ -1,6 +1,7 @@
 """specctl, asked by lines of JSON: ``python -m tools.real.own_program TARGET THREADS``."""
 
 import argparse
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ class Program:
     """A pair with a decoder for each policy, so that what a policy learns stays with it from text to text."""
 
     def __init__(self, target: str, draft: str | None, settings: Sequence[str]) -> None:
-        self._first = specctl.load(target=target, draft=draft, overrides=settings)
+        self._first = specctl.load(target=target, draft=draft, overrides=settings, progress=_say)
         self._decoders: dict[str, Decoder] = {}
 
     def _decoder(self, policy: str) -> Decoder:
@@ -85,6 +86,10 @@ class Program:
     def memory(self) -> dict[str, Any]:
         """The resident bytes now, and the most so far."""
         return {"memory": resident()}
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def main() -> None:
