@@ -8,7 +8,7 @@ from specctl.decoding.draws import DrawGenerator
 from specctl.decoding.sampling import Sampling
 from specctl.models.running.lookup import Match, SuffixIndex
 from specctl.models.running.slot import Slot
-from specctl.policies import LOOKUP_SIGNALS, Resting, Signal, StoppingPolicy, draft_phase, rests
+from specctl.policies import LOOKUP_SIGNALS, Resting, Rule, Signal, StoppingPolicy, draft_phase, rests
 from specctl.policies.source_choice import MatchRates
 from specctl.records import DraftStep, Round, StopReason
 
@@ -42,9 +42,11 @@ class LookupDrafter(Drafter):
         self.runner, self._places = runner, runner.index
         self.policy = policy
         self._foresees = "next_accept_prob" in policy.signals | record
+        self._told = policy if isinstance(policy, Rule) and type(policy).expect is not Rule.expect else None
         self._rates = MatchRates()
         self._eos: Set[int] = frozenset()
         self._matched = 0  # length of the round's match
+        self._first: int | None = None  # the round's first token, if there is a match
 
     def begin(self, sampling: Sampling, eos: Set[int], generator: DrawGenerator | None) -> None:  # noqa: ARG002
         self._eos = eos
@@ -54,7 +56,7 @@ class LookupDrafter(Drafter):
     def prefill(self, sequence: Sequence[int], *, begins: bool = True, first: bool = True) -> None:  # noqa: ARG002
         if begins:
             self.policy.reset()
-        if self.policy.draft_limit():
+        if self._told is not None or self.policy.draft_limit():
             self._index(sequence[:-1])
 
     def _index(self, sequence: Sequence[int]) -> None:
@@ -63,11 +65,14 @@ class LookupDrafter(Drafter):
 
     def draft(self, sequence: Sequence[int], budget: int) -> Draft:
         threshold = self.policy.current_threshold
-        if not self.policy.draft_limit():
+        if self._told is None and not self.policy.draft_limit():
+            self._first = None
             return Draft([], None, (), StopReason.MAX_DRAFT, threshold)
         self._index(sequence)
         text, match = self._places.tokens, self._places.match
-        self._matched = 0 if match is None else match.length
+        self._matched, self._first = (0, None) if match is None else (match.length, text[match.end])
+        if self._told is not None:
+            self._told.expect(0.0 if match is None else self._rates.rate(self._matched))
         copied: list[int] = []
 
         def copy(index: int) -> DraftStep:
@@ -88,6 +93,8 @@ class LookupDrafter(Drafter):
             outcomes = round_.chances or [float(place < round_.accepted) for place in range(verified)]
             for place, outcome in enumerate(outcomes):
                 self._rates.learn(self._matched + place, outcome)
+        elif self._first is not None and round_.extra is not None:
+            self._rates.learn(self._matched, float(round_.extra == self._first))
         self.policy.observe(round_)
 
     def rests(self) -> int:

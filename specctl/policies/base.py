@@ -109,6 +109,12 @@ class Rule(ABC):
     def observe(self, round_: Round) -> None:  # noqa: B027 - most policies learn nothing
         pass
 
+    def expect(self, chance: float) -> None:  # noqa: B027 - most policies expect nothing
+        """Receive the probability that a round's first token is accepted, before `draft_limit`.
+
+        Only a lookup knows it, because it need not draft to learn how often it is right; 0 where it would copy nothing.
+        """
+
     def rests(self) -> int:
         """The number of coming rounds in which the policy drafts nothing and needs no `observe`."""
         return 0

@@ -28,6 +28,7 @@ from specctl.records import DraftStep, Round, StopReason
 CROWDED = 8
 """After this many consecutive rounds with new texts, times are learned from the continuing texts."""
 RATE_PRIOR = 2.0  # Observations at which the acceptance rate after a given token weighs as much as the overall rate
+UNEXPECTED = 1e-6  # The least probability that a first token is accepted
 AHEAD = 8  # The most further tokens of a draft that are considered at once
 AGING = 5e-3
 """Growth of the variance of the estimate for first tokens in a round without a draft, as a share of the prior's."""
@@ -72,7 +73,9 @@ class CostOptimal(Rule):
 
     With ``use_foresight``, no distribution is read. A draft that predicts each token's acceptance before the token is
     written, as a lookup and a DSpark head do, estimates E[a_k+1] by that prediction and the same rates. S_k is then the
-    product of these estimates, with the first token's by how often first tokens were accepted.
+    product of these estimates, with the first token's by how often first tokens were accepted. A lookup predicts the
+    first token's acceptance too (`expect`). It learns without drafting, so there are no probes, and it looks at every
+    round.
 
     The text follows the target's distribution, as with every policy. But stopping depends on measured times, so when
     sampling, the same seed may produce a different text.
@@ -100,6 +103,8 @@ class CostOptimal(Rule):
     _first: OnlineLogistic = field(init=False, repr=False)
     _rates: TokenRates = field(init=False, repr=False)
     _agreeing: AgreementCurve = field(init=False, repr=False)
+    # log-odds that the first token of the coming round is accepted, where the draft predicts it; else None
+    _expected: float | None = field(init=False, repr=False, default=None)
     _last_token: int | None = field(init=False, repr=False, default=None)
     _limit: int | None = field(init=False, repr=False, default=None)  # None until the next round is decided about
     _read: TextRead = field(init=False, repr=False)
@@ -172,10 +177,16 @@ class CostOptimal(Rule):
             self._limit = self._ask(self)
         return self._limit or 0
 
+    def expect(self, chance: float) -> None:
+        self._expected = log_odds(max(UNEXPECTED, chance))
+        if self._ask is None:
+            self._decide()
+
     def _decide(self) -> None:
         """Decide on the next round of a text alone."""
         batch, first = self.batch, self.first_gain()
-        self._limit = batch.limit(first > batch.times.price, first, self.unread)
+        worth = first > batch.times.price if self.probes else self.goes_on(0, first, first)
+        self._limit = batch.limit(worth, first, self.unread, probes=self.probes)
         self._to_pass = batch.allowance.every - 1 - batch.allowance.passed
 
     def should_stop(self, step: DraftStep) -> bool:
@@ -237,9 +248,16 @@ class CostOptimal(Rule):
                 return True
         return False
 
+    @property
+    def probes(self) -> bool:
+        """Whether only drafts show whether drafts pay."""
+        return self._expected is None
+
     def first_gain(self) -> float:
         """The probability that the next draft's first token is accepted."""
-        self._first_accepted = first = self._first.predict(self._rates.surplus(self._last_token))
+        surplus = self._rates.surplus(self._last_token)
+        first = self._first.predict(surplus) if self._expected is None else self._next.predict(self._expected, surplus)
+        self._first_accepted = first
         return first
 
     def observe(self, round_: Round) -> None:
@@ -264,11 +282,15 @@ class CostOptimal(Rule):
             if not batch.passes_over:
                 self._learn_verdicts(round_)
         emitted, unread = self._read_on(round_)
-        self.unread = self._read.missing(round_.context + emitted)
+        if self.probes:
+            self.unread = self._read.missing(round_.context + emitted)
+        else:
+            unread = 0
         ended = Ended(round_, emitted, unread, seen)
         if alone:
             batch.learn((ended,))
-            self._decide()
+            if self.probes:
+                self._decide()
         else:
             self._limit = None
             batch.tell(self, ended)
@@ -313,7 +335,9 @@ class CostOptimal(Rule):
                     predicted_log_odds = log_odds(read(steps[position].accept_prob))
                     self._accepted_as_predicted.learn(outcome, confidence, outlook, predicted_log_odds)
             surplus = rates.learn(token_before, outcome)
-            if position == 1:
+            if position == 1 and self._expected is not None:
+                self._next.learn(outcome, self._expected, surplus)
+            elif position == 1:
                 self._first.learn(outcome, surplus)
             else:
                 self._next.learn(outcome, outlook_before, surplus)
@@ -432,17 +456,20 @@ class CostOptimalBatch:
         self._due.discard(text)
         self.rest.leave(text)
 
-    def limit(self, worth: bool, first: float, unread: int) -> int:
+    def limit(self, worth: bool, first: float, unread: int, *, probes: bool = True) -> int:
         """The longest draft in the next round.
 
         Args:
             worth: whether the first token is, at its price.
             first: the probability that its first token is accepted; of several texts the mean.
             unread: tokens of the text that the draft has to read first; of several texts the mean.
+            probes: whether a draft that is not expected to pay may be tried.
         """
-        times = self.times
+        times, allowance = self.times, self.allowance
         pays = worth and self._drafts.pays(first, times.price, times.entry)
-        self._limit = min(self.policy.max_draft, self.allowance.longest(pays, unread))
+        self._limit = min(self.policy.max_draft, allowance.longest(pays, unread)) if pays or probes else 0
+        if not probes:
+            allowance.asleep = 0  # each round is looked at
         return self._limit
 
     def _begin(self, texts: "Sequence[CostOptimal]") -> set[CostOptimal]:
@@ -465,11 +492,11 @@ class CostOptimalBatch:
         unread = sum(text.unread for text in texts) // len(texts)
         if len(texts) == 1:
             (text,) = texts
-            self.limit(text.gain > self.times.price, text.gain, unread)
+            self.limit(text.gain > self.times.price, text.gain, unread, probes=text.probes)
             return {text}
         chosen = self._worth(texts)
         first = sum(text.gain for text in chosen) / len(chosen) if chosen else 0.0
-        self.limit(bool(chosen), first, unread)
+        self.limit(bool(chosen), first, unread, probes=texts[0].probes)
         return {*texts} if allowance.probing else chosen
 
     def _play(self, count: int) -> None:
