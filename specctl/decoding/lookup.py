@@ -42,7 +42,7 @@ class LookupDrafter(Drafter):
         self.runner, self._places = runner, runner.index
         self.policy = policy
         self._foresees = "next_accept_prob" in policy.signals | record
-        self._told = policy if isinstance(policy, Rule) and type(policy).expect is not Rule.expect else None
+        self._expects = policy if isinstance(policy, Rule) and type(policy).expect is not Rule.expect else None
         self._rates = MatchRates()
         self._eos: Set[int] = frozenset()
         self._matched = 0  # length of the round's match
@@ -56,7 +56,7 @@ class LookupDrafter(Drafter):
     def prefill(self, sequence: Sequence[int], *, begins: bool = True, first: bool = True) -> None:  # noqa: ARG002
         if begins:
             self.policy.reset()
-        if self._told is not None or self.policy.draft_limit():
+        if self._expects is not None or self.policy.draft_limit():
             self._index(sequence[:-1])
 
     def _index(self, sequence: Sequence[int]) -> None:
@@ -65,14 +65,14 @@ class LookupDrafter(Drafter):
 
     def draft(self, sequence: Sequence[int], budget: int) -> Draft:
         threshold = self.policy.current_threshold
-        if self._told is None and not self.policy.draft_limit():
+        if self._expects is None and not self.policy.draft_limit():
             self._first = None
             return Draft([], None, (), StopReason.MAX_DRAFT, threshold)
         self._index(sequence)
         text, match = self._places.tokens, self._places.match
         self._matched, self._first = (0, None) if match is None else (match.length, text[match.end])
-        if self._told is not None:
-            self._told.expect(0.0 if match is None else self._rates.rate(self._matched))
+        if self._expects is not None:
+            self._expects.expect(0.0 if match is None else self._rates.rate(self._matched))
         copied: list[int] = []
 
         def copy(index: int) -> DraftStep:

@@ -11,11 +11,13 @@ from specctl.policies.base import Rule, Signal, read
 from specctl.policies.draft_account import DraftAccount, DraftAllowance, trust_after
 from specctl.policies.drafting import TextRead
 from specctl.policies.estimators import (
+    UNKNOWN,
     AgreementCurve,
     DraftSums,
     OnlineLogistic,
     RunningLine,
     TokenRates,
+    WidthCurve,
     estimators,
     expected_accepted,
     features,
@@ -103,6 +105,7 @@ class CostOptimal(Rule):
     _first: OnlineLogistic = field(init=False, repr=False)
     _rates: TokenRates = field(init=False, repr=False)
     _agreeing: AgreementCurve = field(init=False, repr=False)
+    _copies: "CopyTimes" = field(init=False, repr=False)  # of a lookup that drafts for a text alone
     # log-odds that the first token of the coming round is accepted, where the draft predicts it; else None
     _expected: float | None = field(init=False, repr=False, default=None)
     _last_token: int | None = field(init=False, repr=False, default=None)
@@ -124,7 +127,7 @@ class CostOptimal(Rule):
     def _restart(self) -> None:
         self._accepted, self._accepted_as_predicted, self._next, self._first = estimators(self.use_foresight)
         self._rates, self._agreeing = TokenRates(RATE_PRIOR), AgreementCurve()
-        self.batch, self._passed = CostOptimalBatch(self), []
+        self.batch, self._passed, self._copies = CostOptimalBatch(self), [], CopyTimes()
         self._begin_text()
         self._decide()
 
@@ -180,20 +183,20 @@ class CostOptimal(Rule):
     def expect(self, chance: float) -> None:
         self._expected = log_odds(max(UNEXPECTED, chance))
         if self._ask is None:
-            self._decide()
+            first = self.first_gain()
+            self._limit = self.max_draft if self.goes_on(0, first, first) else 0
 
     def _decide(self) -> None:
         """Decide on the next round of a text alone."""
         batch, first = self.batch, self.first_gain()
-        worth = first > batch.times.price if self.probes else self.goes_on(0, first, first)
-        self._limit = batch.limit(worth, first, self.unread, probes=self.probes)
+        self._limit = batch.limit(first > batch.times.price, first, self.unread)
         self._to_pass = batch.allowance.every - 1 - batch.allowance.passed
 
     def should_stop(self, step: DraftStep) -> bool:
         self.look(step)
         drafted, gain = step.index, self._survival * self.following
         if self._ask is None:
-            spent = self.batch.times.spent
+            spent = self.batch.times.spent if self.probes else ()
             if drafted + 1 < len(spent) and spent[drafted] + gain > spent[drafted + 1]:
                 return False  # usually the next token alone decides
             return not self.goes_on(drafted, gain, self.following)
@@ -237,7 +240,7 @@ class CostOptimal(Rule):
         end = drafted + 1 + AHEAD
         if end > self.max_draft + 2:
             end = self.max_draft + 2
-        spent = self.batch.times.upto(end)
+        spent = self.batch.times.upto(end) if self.probes or self._ask is not None else self._copies.upto(end)
         gains = spent[drafted] + gain
         if gains > spent[drafted + 1]:
             return True
@@ -262,6 +265,11 @@ class CostOptimal(Rule):
 
     def observe(self, round_: Round) -> None:
         alone, batch = self._ask is None, self.batch
+        if alone and not self.probes:
+            if round_.steps:
+                self._learn_verdicts(round_)
+            self._copies.learn(round_, self._read_on(round_)[0])
+            return
         if self._to_pass and round_.steps:
             self._to_pass -= 1
             self._passed.append(round_)
@@ -289,8 +297,7 @@ class CostOptimal(Rule):
         ended = Ended(round_, emitted, unread, seen)
         if alone:
             batch.learn((ended,))
-            if self.probes:
-                self._decide()
+            self._decide()
         else:
             self._limit = None
             batch.tell(self, ended)
@@ -358,6 +365,41 @@ class CostOptimal(Rule):
         self._limit = None
         self._last_token, self.unread = None, self.unread + rounds  # each round added one token
         self.batch.rest.end(self, rounds)
+
+
+UNMEASURED = 4.0  # Rounds of one token each that the speed begins with
+
+
+@dataclass(slots=True)
+class CopyTimes:
+    """What copied tokens cost a text alone: its tokens/s, and the times of passes by width.
+
+    A lookup takes no time to draft, so its drafts need no account: their loss is known from the first wider pass on.
+    """
+
+    _passes: WidthCurve = field(default_factory=WidthCurve)
+    _emitted: float = 0.0
+    _seconds: float = 0.0
+    _spent: list[float] = field(default_factory=list)
+
+    def learn(self, round_: Round, emitted: int) -> None:
+        """Learn from a round; a text's first one also reads the prompt."""
+        if round_.index and round_.verify_seconds > 0:
+            self._passes.learn(len(round_.steps), round_.verify_seconds)
+            self._emitted = SPEED_MEMORY * self._emitted + emitted
+            self._seconds = SPEED_MEMORY * self._seconds + round_.total_seconds
+            self._spent.clear()
+
+    def upto(self, count: int) -> list[float]:
+        """The time of a round by its number of draft tokens, in tokens at the speed of the last rounds."""
+        if len(self._spent) < count:
+            if self._passes.known:
+                times = self._passes.upto(count)
+                speed = (self._emitted + UNMEASURED) / (self._seconds + UNMEASURED * times[0])
+                self._spent = [speed * seconds for seconds in times]
+            else:
+                self._spent = [1 + UNKNOWN * width for width in range(count)]
+        return self._spent
 
 
 class Ended(NamedTuple):

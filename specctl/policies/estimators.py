@@ -1,5 +1,6 @@
 """Estimators that learn from one observation at a time and slowly forget old ones. Pure Python on a few floats."""
 
+from bisect import bisect
 from collections.abc import Sequence
 from dataclasses import InitVar, dataclass, field
 from math import exp, log, sqrt
@@ -284,6 +285,65 @@ class WidthTimes:
         low = int(k)
         below, above = self.surplus.get(low, 0.0), self.surplus.get(low + 1, 0.0)
         return self.line.base + self.line.slope * k + below + (k - low) * (above - below)
+
+
+UNKNOWN = 0.25
+"""The assumed time of each further token of a pass far beyond the widest one known, as a share of the narrowest."""
+FASTEST, SLOWEST = 0.5, 2.0  # A pass counts at most as this much faster or slower than expected
+LEVEL_RATE, LEAST_RATE = 0.15, 0.05
+"""The weight of a pass in the level of all widths, and its least weight in the time of its own width."""
+
+
+@dataclass(slots=True)
+class WidthCurve:
+    """Seconds of a pass over k draft tokens, for drafts that cost nothing but wider passes.
+
+    Passes over k tokens may take as long as over fewer, or much longer, so no line is assumed. Between known widths
+    times are interpolated. Beyond the widest one W they rise up to 2 W + 1 as between the last two, and then by
+    `UNKNOWN` of the narrowest for each token, since a draft far beyond it could lose many passes. All widths share a
+    level, which follows the machine and a growing text, so that a width that was measured long ago stays comparable.
+    """
+
+    _known: dict[int, tuple[float, int]] = field(default_factory=dict)  # seconds at level 1, and number of passes
+    _level: float = 1.0
+    _times: list[float] = field(default_factory=list)  # seconds at level 1 by width, as far as they were asked for
+
+    @property
+    def known(self) -> bool:
+        """Whether a pass was timed."""
+        return bool(self._known)
+
+    def learn(self, width: int, seconds: float) -> None:
+        """Add a pass over ``width`` draft tokens; ``seconds`` above 0."""
+        usual, count = self._known.get(width, (seconds / self._level, 0))
+        ratio = min(SLOWEST, max(FASTEST, seconds / (usual * self._level)))
+        self._level *= ratio**LEVEL_RATE
+        self._known[width] = usual * ratio ** max(LEAST_RATE, 1 / (count + 1)), count + 1
+        self._times.clear()
+
+    def upto(self, count: int) -> list[float]:
+        """Seconds by width from 0 on, at least ``count`` of them; after a timed pass."""
+        if len(self._times) < count:
+            widths = sorted(self._known)
+            self._times = [self._at(width, widths) for width in range(count)]
+        return [self._level * each for each in self._times]
+
+    def _at(self, width: int, widths: list[int]) -> float:
+        """Seconds at level 1."""
+        known, place = self._known, bisect(widths, width)
+        if place and widths[place - 1] == width:
+            return known[width][0]
+        if place == 0:
+            return known[widths[0]][0]  # a narrower pass takes no longer
+        low = widths[place - 1]
+        below = known[low][0]
+        if place < len(widths):
+            high = widths[place]
+            return below + (known[high][0] - below) * (width - low) / (high - low)
+        before = widths[-2] if len(widths) > 1 else low
+        near = min(width, 2 * low + 1) - low if before < low else 0
+        rise = max(0.0, (below - known[before][0]) / (low - before)) if near else 0.0
+        return below + rise * near + UNKNOWN * known[widths[0]][0] * (width - low - near)
 
 
 @dataclass(slots=True)
