@@ -202,19 +202,23 @@ def reference(
 
 @contextmanager
 def _rounded(model: PreTrainedModel, bits: int) -> Iterator[dict[nn.Module, int]]:
-    """Round the weights of a model's linear layers as in a quantised graph; yields the sizes of the blocks by layer.
-
-    An output layer is rounded apart from the embeddings that it may be tied to.
+    """Round the weights of a model's embeddings and linear layers as in a quantised graph; yields the sizes of the
+    blocks by linear layer.
     """
-    output = model.get_output_embeddings()  # type: ignore[no-untyped-call]
-    whole = {layer: layer.weight for layer in model.modules() if isinstance(layer, nn.Linear)}
+    output, embeddings = model.get_output_embeddings(), model.get_input_embeddings()  # type: ignore[no-untyped-call]
+    layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear) or layer is embeddings]
+    whole: dict[nn.Module, nn.Parameter] = {layer: layer.weight for layer in layers}  # type: ignore[misc]
     sizes_of: dict[nn.Module, int] = {}
     try:
         for layer, weight in whole.items():
-            blocks = rounded(weight.detach().float().cpu().numpy(), OUTPUT_BITS if layer is output else bits)
+            own = OUTPUT_BITS if layer in (output, embeddings) else bits
+            blocks = rounded(weight.detach().float().cpu().numpy(), own)
+            if layer is embeddings and blocks.inputs % blocks.block:  # onnxruntime looks up whole blocks only
+                continue
             values = torch.from_numpy(blocks.values()).to(weight.detach())
             layer.weight = nn.Parameter(values, requires_grad=False)
-            sizes_of[layer] = blocks.block
+            if layer is not embeddings:
+                sizes_of[layer] = blocks.block
             page_out([weight.data])
         yield sizes_of
     finally:

@@ -605,6 +605,9 @@ def quantize(model: ir.Model, bits: int | None) -> int:
     """
     logits = next(value for value in model.graph.outputs if value.name == "logits")
     output, count = _above(logits), 0
+    read: dict[tuple[str, ...], Blocks] = {}
+    for node in [node for node in model.graph if node.op_type == "Gather"]:
+        _look_up(model.graph, node, bits, read)
     for node in list(model.graph):
         weight = weight_of(node.inputs[1]) if node.op_type in ("MatMul", "FusedMatMul") else None
         if weight is None or len(weight.shape) != 2:
@@ -613,7 +616,8 @@ def quantize(model: ir.Model, bits: int | None) -> int:
             continue
         if node.op_type == "FusedMatMul":  # with torch's own layout
             weight = weight.transposed()
-        blocks = weight.blocks()
+        tied = read.get(weight.names)
+        blocks = weight.blocks() if tied is None else [tied]
         if not blocks and bits is not None:
             blocks = [rounded(weight.by_output(), OUTPUT_BITS if node is output else bits)]
         if not blocks:
@@ -635,6 +639,45 @@ def quantize(model: ir.Model, bits: int | None) -> int:
     common.CommonSubexpressionEliminationPass()(model)  # sums of the same inputs
     common.RemoveUnusedNodesPass()(model)  # removes the original weights too
     return count
+
+
+def _look_up(graph: ir.Graph, node: ir.Node, bits: int | None, read: dict[tuple[str, ...], Blocks]) -> None:
+    """Look tokens up in rounded embeddings, whose codes a tied output layer shares.
+
+    Args:
+        graph, node: what is replaced, if it looks tokens up.
+        bits: as in `quantize`; embeddings have `OUTPUT_BITS`.
+        read: gets the embeddings by the names of their parameters.
+    """
+    source, ids = node.inputs
+    weight = weight_of(source)
+    if weight is None or len(weight.shape) != 2 or weight.turned or not _is_ids(ids):
+        return
+    found = weight.transposed().blocks()  # of a product that has this weight
+    if not found and bits is not None:
+        found = [rounded(weight.array(), OUTPUT_BITS)]
+    weight.done()
+    if len(found) != 1 or found[0].minima is not None or found[0].inputs % found[0].block:
+        return
+    (blocks,) = found
+    read[weight.names] = blocks
+    parts = {"codes": blocks.codes, "scales": blocks.scales.astype(weight.dtype.numpy(), copy=False)}
+    if (zeros := blocks.packed_zeros()) is not None:
+        parts["zeros"] = zeros
+    rows = [
+        weight_value(graph, f"{weight.name}.{part}", array.reshape(blocks.outputs, -1)) for part, array in parts.items()
+    ]
+    settings = {"bits": blocks.bits, "block_size": blocks.block, "gather_axis": 0, "quantize_axis": 1}
+    looked = ir.node("GatherBlockQuantized", [rows[0], ids, *rows[1:]], settings, domain=MICROSOFT)
+    replace(graph, node, looked, [(node.outputs[0], looked.outputs[0])])
+    graph.remove(node, safe=True)
+
+
+def _is_ids(value: ir.Value | None) -> bool:
+    """Whether a value is the graph's token ids, in any shape."""
+    while (reshape := made_by(value, "Reshape")) is not None:
+        value = reshape.inputs[0]
+    return value is not None and value.name == "ids"
 
 
 def _replace_by(old: ir.Node, new: ir.Node) -> None:
@@ -667,7 +710,8 @@ def _product(
         return node
 
     floats = dtype.numpy()
-    parts = {"codes": blocks.codes, "scales": blocks.scales.astype(floats).reshape(-1), "zeros": blocks.packed_zeros()}
+    scales = blocks.scales.astype(floats, copy=False).reshape(-1)
+    parts = {"codes": blocks.codes, "scales": scales, "zeros": blocks.packed_zeros()}
     given = [weight_value(graph, f"{name}.{part}", array) for part, array in parts.items() if array is not None]
     settings: dict[str, object] = {
         "K": blocks.inputs,

@@ -138,8 +138,8 @@ def weight_of(value: ir.Value | None) -> Weight | None:
 def save(model: ir.Model, path: Path, name: str) -> None:
     """Write a graph to a file, and its large constants to another one next to it.
 
-    Constants that no node uses are left out, and those with the same key are stored once. Numbers are read one
-    constant at a time.
+    Constants that no node uses are left out. Those with the same key or the same memory are stored once. Numbers are
+    read one constant at a time.
 
     Args:
         model: afterwards its large constants are read from the file.
@@ -147,6 +147,7 @@ def save(model: ir.Model, path: Path, name: str) -> None:
         name: of the other one.
     """
     places: dict[Hashable, tuple[int, int]] = {}
+    kept: list[object] = []  # so that no memory is used again
     graph = model.graph
     with (path.parent / name).open("wb") as file:
         for value in list(graph.initializers.values()):
@@ -156,7 +157,8 @@ def save(model: ir.Model, path: Path, name: str) -> None:
                 continue
             if tensor.nbytes < EXTERNAL:
                 continue
-            key = tensor.key if isinstance(tensor, Lazy) else (id(tensor), "eager")
+            key = tensor.key if isinstance(tensor, Lazy) else _place(tensor)
+            kept.append(tensor)
             if key not in places:
                 file.write(bytes(-file.tell() % (PAGE if tensor.nbytes >= PAGE else LINE)))
                 start = file.tell()
@@ -176,3 +178,11 @@ def save(model: ir.Model, path: Path, name: str) -> None:
                 base_dir=path.parent,
             )
     ir.save(model, path)
+
+
+def _place(tensor: ir.TensorProtocol) -> Hashable:
+    """What identifies a constant's bytes: their place in memory, where they have one."""
+    raw = tensor.raw if isinstance(tensor, ir.Tensor) else None
+    if isinstance(raw, np.ndarray) and raw.flags.c_contiguous:
+        return raw.ctypes.data, raw.nbytes
+    return id(tensor)
