@@ -41,7 +41,7 @@ LONGEST_WINDOW = 512  # Sliding windows up to this size are filled before the co
 COARSE = 2.0
 """How many times further than `coarse` results those of a graph with rounded weights may be off.
 
-Measured in 4 and 8 bits: 0.6 to 1.2 times on SmolLM2 135M and Gemma 3 270M.
+Measured in 4 and 8 bits: 1.0 to 1.3 times in the worst layer of SmolLM2 135M, with 13 texts, and of Gemma 3 270M.
 """
 FLOAT_ACTIVATIONS = 1  # The accuracy level of products that do not round their inputs
 LOGITS = "logits"
@@ -178,8 +178,8 @@ def reference(
         weights: of a `packed_model`.
     """
 
-    def first() -> Iterator[dict[str, torch.Tensor]]:
-        return (one.results for one in expectations(model, vocabulary, texts=1))
+    def moved(texts: int = len(TEXTS)) -> Differences:
+        return differences((one.results for one in expectations(model, vocabulary, texts=texts)), expected)
 
     blocks: dict[nn.Module, int] = {}
     with ExitStack() as stack:
@@ -190,13 +190,13 @@ def reference(
             blocks = stack.enter_context(_rounded(model, BITS[quantize]))
         expected = expectations(model, vocabulary, trees=trees)
         with jittered(model):
-            own = differences(first(), expected)
+            own = moved(texts=1)
         factor, least = FACTOR.get(model.dtype, LOW_FACTOR), torch.finfo(model.dtype).eps
         exact = {name: factor * max(found, least) for name, found in own.items()}
         if not blocks:
             return Reference(expected, exact, None)
         with coarse(blocks):
-            own = differences(first(), expected)
+            own = moved()
     return Reference(expected, exact, {name: max(COARSE * found, exact[name]) for name, found in own.items()})
 
 
