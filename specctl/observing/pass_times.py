@@ -174,7 +174,7 @@ def _passes(pair: Pair) -> Iterator[EnginePasses]:
     for index, (runner, model) in enumerate(zip(runners, pair.models, strict=True)):
         name = "target" if index == 0 else "draft" if len(runners) == 2 else f"draft {index}"
         engines = {runner.engine: runner}
-        if not is_sharded(model):
+        if not is_sharded(model) and not next(model.parameters()).is_meta:
             engines.setdefault("eager", Slot(EagerPasses(model, model.config.get_text_config().vocab_size)))
         yield from _passes_of(name, engines, ordinary_tokens(CONTEXT, pair.vocabulary, pair.eos))
 

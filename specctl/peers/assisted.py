@@ -101,6 +101,10 @@ class AssistedPeer(Peer):
                 f"{name} cannot run models in shards: transformers would run this process's shares alone",
                 'set placement = "spread", or leave this peer out',
             )
+        if any(next(model.parameters()).is_meta for model in pair.models[:2]):
+            raise UsageError(
+                f"{name} cannot run models whose weights stay in their files", "unpack them, or leave this peer out"
+            )
         target, draft = (model.config.get_text_config() for model in pair.models[:2])
         if target.vocab_size != draft.vocab_size:
             raise UsageError(

@@ -289,7 +289,7 @@ class Predictors(Subject[Example, DraftStates]):
                 device = "cuda" if torch.cuda.is_available() else "cpu"
             return Stored(torch.device(device), stored_states)
         mix = MIX if self._mix is None else self._mix
-        if pair is not None:
+        if pair is not None and not next(pair.models[1].parameters()).is_meta:
             return ModelStates(pair.models[1], mix)
         with progress.doing(f"loading {self._draft.model}"):
             return ModelStates(load_model(self._draft, role="draft").model, mix)
