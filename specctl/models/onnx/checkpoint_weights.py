@@ -87,16 +87,17 @@ class Gptq(Format):
         self.bits = int(settings.get("bits") or 0)
         if settings.get("dynamic") or settings.get("checkpoint_format", "gptq") not in ("gptq", "gptq_v2"):
             raise Unable("it is GPTQ of another kind")
-        self._less = 0 if settings.get("checkpoint_format") == "gptq_v2" else 1  # what zeros are stored too low
+        self._less = settings.get("checkpoint_format") != "gptq_v2"  # whether zeros are stored too low by 1
 
     def codes(self, read: Read, inputs: int) -> "tuple[np.ndarray, np.ndarray, np.ndarray | None]":
         scales = read("scales").T  # (N, G)
         order = read("g_idx").astype(np.int64)
         if not np.array_equal(order, np.arange(inputs) // (inputs // scales.shape[1])):
             raise Unable("its inputs are ordered by their activations (desc_act), so that groups are no blocks")
-        zeros = _unpacked(read("qzeros"), self.bits).T[: len(scales)].astype(np.int64) + self._less
-        if int(zeros.max()) >= 1 << self.bits:
-            raise Unable("some of its zero points lie outside of the range of its codes")
+        packed = read("qzeros").view(np.uint32)
+        if self._less:  # 1 in all zeros of a number at once, as GPTQModel does, so that a borrowed bit is given back
+            packed = packed + np.uint32(0x11111111 if self.bits == 4 else 0x01010101)
+        zeros = _unpacked(packed, self.bits).T[: len(scales)]
         return _unpacked(read("qweight").T, self.bits)[:, :inputs], scales, zeros
 
 
