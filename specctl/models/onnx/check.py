@@ -209,16 +209,20 @@ def _rounded(model: PreTrainedModel, bits: int) -> Iterator[dict[nn.Module, int]
     layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear) or layer is embeddings]
     whole: dict[nn.Module, nn.Parameter] = {layer: layer.weight for layer in layers}  # type: ignore[misc]
     sizes_of: dict[nn.Module, int] = {}
+    made: dict[tuple[nn.Parameter, int], tuple[int, nn.Parameter]] = {}  # tied weights are rounded once
     try:
         for layer, weight in whole.items():
             own = OUTPUT_BITS if layer in (output, embeddings) else bits
-            blocks = rounded(weight.detach().float().cpu().numpy(), own)
-            if layer is embeddings and blocks.inputs % blocks.block:  # onnxruntime looks up whole blocks only
+            if (weight, own) not in made:
+                blocks = rounded(weight.detach().float().cpu().numpy(), own)
+                values = torch.from_numpy(blocks.values()).to(weight.detach())
+                made[weight, own] = blocks.block, nn.Parameter(values, requires_grad=False)
+            block, new = made[weight, own]
+            if layer is embeddings and weight.shape[1] % block:  # onnxruntime looks up whole blocks only
                 continue
-            values = torch.from_numpy(blocks.values()).to(weight.detach())
-            layer.weight = nn.Parameter(values, requires_grad=False)
+            layer.weight = new
             if layer is not embeddings:
-                sizes_of[layer] = blocks.block
+                sizes_of[layer] = block
             page_out([weight.data])
         yield sizes_of
     finally:

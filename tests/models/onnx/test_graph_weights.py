@@ -128,3 +128,37 @@ def test_joined_and_transposed_weights() -> None:
     assert np.array_equal(whole.by_output(), expected)
     assert np.array_equal(whole.transposed().numpy(), expected)
     assert whole.transposed().key != whole.key
+
+
+@pytest.mark.parametrize("make", [llama, gemma, gpt2])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_rounded_embeddings_and_the_output_layer_tied_to_them_share_their_bytes(
+    make: Any, bits: int, tmp_path: Path
+) -> None:
+    import onnx_ir as ir
+    import onnxruntime
+
+    from specctl.models.onnx.export import exported
+    from specctl.models.onnx.rewriting import fuse, position_table, quantize, rounded
+    from specctl.models.onnx.weights import save
+
+    model = make()
+    graph = exported(model)
+    fuse(graph, lambda value: position_table(graph, value, 64))
+    assert quantize(graph, bits) > 0
+    save(graph, tmp_path / "model.onnx", "weights.bin")
+    onnxruntime.InferenceSession(str(tmp_path / "model.onnx"), providers=["CPUExecutionProvider"])
+    again = ir.load(tmp_path / "model.onnx").graph
+    (looked,) = [node for node in again if node.op_type == "GatherBlockQuantized"]
+    product = next(node for node in reversed(again) if node.op_type == "MatMulNBits")
+    tied = model.get_input_embeddings().weight is model.get_output_embeddings().weight
+    assert tied == (make is not llama)
+    for mine, theirs in ((0, 1), (2, 2)):  # codes, scales
+        one, other = looked.inputs[mine].const_value, product.inputs[theirs].const_value  # type: ignore[union-attr]
+        assert isinstance(one, ir.ExternalTensor)
+        assert isinstance(other, ir.ExternalTensor)
+        assert one.length == other.length
+        assert (one.offset == other.offset) == tied
+    codes = looked.inputs[0].const_value.numpy()  # type: ignore[union-attr]
+    expected = rounded(model.get_input_embeddings().weight.detach().numpy(), 8).codes
+    assert np.array_equal(codes, expected.reshape(len(codes), -1))
