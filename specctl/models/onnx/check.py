@@ -189,6 +189,8 @@ def reference(
         elif quantize is not None:
             blocks = stack.enter_context(_rounded(model, BITS[quantize]))
         expected = expectations(model, vocabulary, trees=trees)
+        if any(each.isnan().any() for one in expected for each in one.results.values()):
+            raise Unable("torch computes NaN with its weights")
         with jittered(model):
             own = moved(texts=1)
         factor, least = FACTOR.get(model.dtype, LOW_FACTOR), torch.finfo(model.dtype).eps

@@ -294,10 +294,8 @@ def rounded_bytes(model: "PreTrainedModel", form: str) -> int:
     output: nn.Module | None = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     products = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
     found = sum(layer.weight.numel() * ROUNDED["int8" if layer is output else form] for layer in products)
-    whole = {id(layer.weight) for layer in products if layer is not output}
-    if output is not None and output.weight is not model.get_input_embeddings().weight:
-        whole.add(id(output.weight))
-    return int(found + sum(4 * weight.numel() for weight in model.parameters() if id(weight) not in whole))
+    rounded = {id(layer.weight) for layer in products}  # with embeddings that are the output layer
+    return int(found + sum(4 * weight.numel() for weight in model.parameters() if id(weight) not in rounded))
 
 
 def no_room(weights: int, folder: Path) -> str | None:

@@ -358,7 +358,10 @@ def row_errors(mine: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:  # (R,
     """The root mean square error of each row of logits, as a share of the row's spread; infinite with a NaN."""
     finite = theirs.isfinite()  # some models mask logits with infinity
     off = torch.where(mine == theirs, 0.0, (mine - theirs).abs()).nan_to_num(torch.inf)
-    spreads = torch.stack([row[some].std() for row, some in zip(theirs, finite, strict=True)])
+    none = theirs.new_zeros(())
+    spreads = torch.stack(
+        [row[some].std() if some.sum() > 1 else none for row, some in zip(theirs, finite, strict=True)]
+    )
     return (off.square().mean(-1).sqrt() / spreads.clamp_min(torch.finfo(torch.float32).tiny)).nan_to_num(torch.inf)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import PreTrainedModel
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from specctl.models.running.one_function import widths_apart
 from tests.support.onnx_models import needs_onnx, one_layer, onnx_runner
@@ -143,6 +143,61 @@ def test_quantised_passes_of_all_widths_agree_bit_for_bit(quantize: str) -> None
     runner = onnx_runner(uneven(), 64, quantize, notice=pytest.fail)
     assert runner is not None
     assert widths_apart(runner, 64) == 0
+
+
+@needs_onnx
+@pytest.mark.parametrize("quantize", FORMS)
+def test_sides_need_not_be_multiples_of_a_block(quantize: str | None) -> None:
+    sizes = {"hidden_size": 40, "intermediate_size": 72, "num_attention_heads": 1, "num_key_value_heads": 1}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        config = LlamaConfig(vocab_size=61, num_hidden_layers=1, head_dim=24, max_position_embeddings=80, **sizes)
+        model = LlamaForCausalLM(config).eval()
+    runner = onnx_runner(model, 61, quantize, notice=pytest.fail)
+    assert runner is not None
+    assert widths_apart(runner, 61) < (1e-5 if quantize is None else 1e-30)
+
+
+@needs_onnx
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+@pytest.mark.parametrize("quantize", FORMS)
+def test_weights_that_are_no_numbers_are_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, quantize: str | None, number: float
+) -> None:
+    model = deepcopy(one_layer(rope_theta=5000.0))
+    with torch.no_grad():
+        model.model.layers[0].mlp.up_proj.weight[3, 5] = number
+    monkeypatch.setattr("specctl.models.onnx.engine.cache_folder", lambda: tmp_path)
+    heard: list[str] = []
+    assert onnx_runner(model, 64, quantize, notice=heard.append) is None
+    why = "torch computes NaN with its weights" if quantize is None else "its weights contain NaN or infinity"
+    assert heard == [f"it runs on torch: {why}"]
+
+
+@needs_onnx
+@pytest.mark.parametrize("quantize", FORMS)
+def test_a_full_disk_leaves_the_model_to_torch(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, quantize: str | None
+) -> None:
+    """Files may grow to a size in the middle of the weights."""
+    resource = pytest.importorskip("resource")
+    monkeypatch.setattr("specctl.models.onnx.engine.cache_folder", lambda: tmp_path / "graphs")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    onnx_runner(one_layer(), 64, quantize)  # its export is stored
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    heard: list[str] = []
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8 << 10, hard))
+    try:
+        runner = onnx_runner(one_layer(seed=1), 64, quantize, notice=heard.append)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert runner is None
+    assert heard == [
+        f"it: its graph cannot be kept in {tmp_path / 'graphs'} (File too large)",
+        f"it runs on torch: there is no room for its graph in {tmp_path} either (File too large)",
+    ]
+    assert len(list(tmp_path.glob("graphs/*/*"))) == 3, "the first graph alone"
+    assert onnx_runner(one_layer(seed=1), 64, quantize, notice=pytest.fail) is not None, "it is tried again"
 
 
 @needs_onnx
