@@ -149,8 +149,11 @@ class CostOptimal(Rule):
 
     @property
     def current_threshold(self) -> float:
-        """The acceptance probability at which one more draft token just pays."""
-        return self.batch.times.price
+        """The acceptance probability at which one more draft token just pays; for a lookup, the first token."""
+        if self.probes or self._ask is not None:
+            return self.batch.times.price
+        none, one, *_ = self._copies.upto(2)
+        return max(0.0, one - none)
 
     def joint(self) -> "CostOptimalBatch | None":
         return self.batch if self.carry_over else None

@@ -107,3 +107,4 @@ def test_before_anything_is_timed_drafts_are_short() -> None:
     assert policy.draft_limit() == 0
     policy.expect(0.0)
     assert policy.draft_limit() == 0
+    assert policy.current_threshold == UNKNOWN
