@@ -20,6 +20,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -144,13 +145,13 @@ class Bench:
 
     @property
     def prompts(self) -> list[dict[str, Any]]:
-        """Records with id, category and prompt."""
+        """Records with id, category and prompt, one of each category in turn, for a run that is interrupted."""
         every = [json.loads(line) for line in self.options.prompts.read_text("utf-8").splitlines()]
         kinds: dict[str, list[dict[str, Any]]] = {}
         for one in every:
             kinds.setdefault(one.get("category", "prompts"), []).append(one)
         most = 2 if self.options.quick else None
-        return [one for some in kinds.values() for one in some[:most]]
+        return [one for turn in zip_longest(*(some[:most] for some in kinds.values())) for one in turn if one]
 
     def start(self, key: str, threads: int) -> Program:
         """The program of a key: ``llama.cpp``, or a form of the weights and perhaps a draft, with a space between."""
