@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 from specctl import __version__
+from specctl.models.files.gguf import cache_home
 from specctl.models.files.tokenizer import Spelling
 from specctl.models.passes.draft_vocabulary import DraftVocabulary
 from specctl.models.passes.tree_sight import WINDOWS
@@ -44,7 +45,7 @@ TEMPORARY = "specctl-onnx-"
 
 def cache_folder() -> Path:
     """The folder of exported graphs: ``specctl/onnx`` in ``$XDG_CACHE_HOME``, by default ``~/.cache``."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "specctl" / "onnx"
+    return cache_home() / "onnx"
 
 
 def key_of(model: "PreTrainedModel", quantize: str | None, *, trees: bool = False, files: str | None = None) -> str:
