@@ -31,7 +31,7 @@ from specctl.models.running.one_function import widths_apart
 from specctl.models.running.transforms import CheckedPasses
 from specctl.profile import resolve
 from tests.support.onnx_models import graphs, needs_onnx, one_layer, onnx_runner, small_pair, sure_runner
-from tests.support.toys import seeded
+from tests.support.toys import random_model, seeded
 
 TOKENS: list[int] = torch.randint(0, 60, (40,), generator=seeded(3)).tolist()
 
@@ -584,3 +584,57 @@ def test_a_llama_layer_is_eleven_nodes_and_two_for_several_sequences() -> None:
     assert attention.inputs[1] is attention.inputs[2] is None, "the three projections are one"
     assert "positions" not in [given.name for given in graph.inputs]
     assert len(graph) == 11 + 2 + 3 + 1, "the last one tells signals"
+
+
+@needs_onnx
+@pytest.mark.parametrize("family", ["qwen3", "gemma2"])
+def test_a_layer_has_four_products(family: str) -> None:
+    """Products with the same input are one, even where queries and keys are normed or the gate is a GELU."""
+    import onnx_ir as ir
+
+    from specctl.models.onnx.store import Store, key_of
+
+    model = random_model(family)
+    sure_runner(model, 60)
+    path = Store(graphs()).find(key_of(model, None))
+    assert path is not None
+    kinds = [node.op_type for node in ir.load(path).graph]
+    assert kinds.count("MatMul") == 4 * len(model.model.layers) + 1
+    assert "Sigmoid" not in kinds
+
+
+@needs_onnx
+def test_where_lone_rows_of_products_round_differently_two_are_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from specctl.models.onnx import rewriting
+    from specctl.models.onnx.passes import OnnxPasses
+
+    no_graph_is_kept_yet(monkeypatch, tmp_path)
+    monkeypatch.setattr(rewriting, "lone_rows_agree", lambda _: False)
+    runner = sure_runner(one_layer(), 60, quantize="int4")
+    passes = runner.passes
+    assert isinstance(passes, OnnxPasses)
+    assert passes.graph.narrowest == 2
+    assert widths_apart(runner, 60) == 0.0
+
+
+@needs_onnx
+@pytest.mark.parametrize(("bits", "block"), [(4, 32), (8, 64)])
+def test_a_lone_row_that_rounds_differently_is_found(monkeypatch: pytest.MonkeyPatch, bits: int, block: int) -> None:
+    import onnx_ir as ir
+    import onnxruntime
+
+    from specctl.models.onnx import rewriting
+
+    class Differing(onnxruntime.InferenceSession):  # type: ignore[misc]
+        def run(self, *given: Any) -> Any:
+            (found,) = super().run(*given)
+            return [found * (1.001 if len(found) == 1 else 1)]
+
+    settings = {"K": 128, "N": 300, "bits": bits, "block_size": block, "accuracy_level": 4}
+    inputs = [ir.val(name) for name in ("source", "codes", "scales")]
+    node = ir.node("MatMulNBits", inputs, settings, domain=rewriting.MICROSOFT)
+    graph = ir.Graph(inputs, node.outputs, nodes=[node], opset_imports={"": 21}, name="product")
+    monkeypatch.setattr(onnxruntime, "InferenceSession", Differing)
+    assert not rewriting.lone_rows_agree(ir.Model(graph, ir_version=10))
