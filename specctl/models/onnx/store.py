@@ -443,8 +443,8 @@ def no_tree_graph(everything: bool, kind: str, quantize: str | None) -> str | No
 PACKAGES = ("onnxruntime", "onnx", "onnxscript")
 MAKING = 1.5
 """Bytes of memory that making and checking a graph takes at its peak, next to the weights, for each byte of them.
-Measured: 1.04 for 135 million weights, 1.09 in the shape of Gemma 3 270M, 1.48 where tied embeddings of 262,144 tokens
-are nearly all of the weights: onnxruntime reads them from the file and copies them for the output layer."""
+Measured with weights in float32 files, which can be dropped from memory meanwhile: 0.7 for 135 million, 0.5 for Gemma 3
+270M. Weights that were converted as they were loaded cannot be dropped."""
 EAGER, ONNX = "eager", "onnx"
 
 
