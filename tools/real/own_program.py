@@ -8,7 +8,6 @@ from typing import Any
 import specctl
 from specctl.api.decoder import Decoder
 from specctl.models.passes.ordinary_tokens import LAST, ordinary_tokens
-from specctl.observing.pass_times import fill
 from specctl.records import Completion, Round
 from tools.real.llama_program import Clocks, resident, serve
 
@@ -42,6 +41,8 @@ class Program:
 
     def passes(self, widths: Sequence[int], context: int) -> dict[str, Any]:
         """Milliseconds of a pass of each width after ``context`` tokens, logits of all its tokens wanted."""
+        from specctl.observing.pass_times import fill  # imports torch, which decoding may not need
+
         target, found = self._first.pair.target, {}
         fill(target, ordinary_tokens(context, LAST))
         for width in [widths[0], *widths]:  # the first pass only warms up
