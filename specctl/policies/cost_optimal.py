@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy, deepcopy
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 from annotated_types import Ge, Gt
@@ -437,7 +437,7 @@ class CostOptimalBatch:
         policy: a new policy of this batch.
     """
 
-    policy: CostOptimal = field(repr=False, compare=False)
+    policy: InitVar[CostOptimal]
     times: RoundTimes = field(init=False)  # of rounds with as many texts as the current one
     allowance: DraftAllowance = field(init=False)
     rest: "JointRest" = field(init=False, compare=False)
@@ -458,8 +458,9 @@ class CostOptimalBatch:
     _most: int = field(init=False, default=1)  # the largest such number so far
     _by_size: dict[int, RoundTimes] = field(init=False)  # estimates by batch size class
 
-    def __post_init__(self) -> None:
-        self.times = RoundTimes(self.policy.cost_ratio)
+    def __post_init__(self, policy: CostOptimal) -> None:
+        self._policy = policy  # which refers to its batch, so it is not a field
+        self.times = RoundTimes(policy.cost_ratio)
         self.allowance = DraftAllowance(self.times, DraftAccount())
         self.rest, self._by_size = JointRest(self.allowance), {0: self.times}
 
@@ -469,7 +470,7 @@ class CostOptimalBatch:
         Args:
             ask: called with the text's policy; waits for `run`, and returns its answer for this policy.
         """
-        text = copy(self.policy)
+        text = copy(self._policy)
         text._ask, text._passed = ask, []
         text.forget()
         return text
@@ -512,7 +513,7 @@ class CostOptimalBatch:
         """
         times, allowance = self.times, self.allowance
         pays = worth and self._drafts.pays(first, times.price, times.entry)
-        self._limit = min(self.policy.max_draft, allowance.longest(pays, unread)) if pays or probes else 0
+        self._limit = min(self._policy.max_draft, allowance.longest(pays, unread)) if pays or probes else 0
         if not probes:
             allowance.asleep = 0  # each round is looked at
         return self._limit
@@ -554,7 +555,7 @@ class CostOptimalBatch:
         if class_ not in known:
             several = [each for each in known if each]
             near = min(several, key=lambda each: abs(each - class_), default=None)
-            known[class_] = RoundTimes(self.policy.cost_ratio) if near is None else deepcopy(known[near])
+            known[class_] = RoundTimes(self._policy.cost_ratio) if near is None else deepcopy(known[near])
             known[class_].read_several()
         self.times = self.allowance.times = known[class_]
         self.allowance.part = count / self._most

@@ -106,7 +106,7 @@ def test_a_text_whose_first_round_begins_with_those_of_others_goes_on(monkeypatc
 
 def test_what_one_text_teaches_all_know_and_each_has_its_own_text() -> None:
     joint, (one, other) = batch_of(2, rounds=3)
-    assert one._accepted is other._accepted is joint.policy._accepted
+    assert one._accepted is other._accepted is joint._policy._accepted
     one._last_token, other._last_token = 4, 5
     one.reset()
     assert one._last_token is None

@@ -32,7 +32,7 @@ def test_a_head_is_what_is_read_of_its_description(kind: str) -> None:
     assert (type(again), again.kind, again.longest) == (type(head), kind, head.longest)
     assert getattr(again, "config", None) == getattr(head, "config", None)
     assert again.layers == head.layers
-    assert (again.tokens is None) == (not small)
+    assert (again.tokens is None) == (head.tokens is None)
     assert {name: weight.tolist() for name, weight in again.state_dict().items()} == {
         name: weight.tolist() for name, weight in head.state_dict().items()
     }

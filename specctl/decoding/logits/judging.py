@@ -48,20 +48,24 @@ def draft_logits_of(forward: Forward) -> Logits:
 
 
 def draft_logits(forwards: Sequence[Forward]) -> Iterator[tuple[Logits, slice]]:
-    """The logits of a draft's passes over several texts, and which of the texts they belong to: those of all texts as
-    one array, or, without a copy, those of each where there are many.
+    """The logits of a draft's passes, and which of all rows they are: one array, or, without a copy, that of each pass
+    where there are many numbers.
     """
     columns = [forward.columns for forward in forwards]
     host = [each for each in columns if isinstance(each, np.ndarray)]
     if len(columns) == 1 or (len(host) == len(columns) and sum(each.size for each in host) > TOGETHER):
-        yield from ((draft_logits_of(each), slice(place, place + 1)) for place, each in enumerate(forwards))
+        start = 0
+        for forward in forwards:
+            stop = start + len(forward.columns)
+            yield draft_logits_of(forward), slice(start, stop)
+            start = stop
         return
     numbers, told = joined_numbers(columns), [forward.signals for forward in forwards if forward.signals is not None]
     if isinstance(numbers, np.ndarray) and len(told) == len(forwards):
         entropies, tops = (np.concatenate(each) for each in zip(*told, strict=True))
-        yield HostLogits(numbers, signals=(entropies, tops)), slice(len(forwards))
+        yield HostLogits(numbers, signals=(entropies, tops)), slice(len(numbers))
     else:
-        yield logits_over(numbers), slice(len(forwards))
+        yield logits_over(numbers), slice(len(numbers))
 
 
 def logits_over(numbers: Numbers) -> Logits:
