@@ -40,9 +40,10 @@ WIDTHS = (1, 2, 3, 4, 5, 6, 8, 16)
 FORMS = {
     "float32": [],
     "int8": ["target.quantize=int8"],
+    "gguf": [],
     "int4": ["target.quantize=int4"],
 }
-"""The settings of each form of the weights."""
+"""The settings of each form of the weights; ``gguf`` is llama.cpp's file with the blocks that it has."""
 LOOKUP = "prompt:lookup"
 COPYING = ("constant:draft_length=4", "confidence", "cost-optimal:use_foresight=true")
 """The policies of a lookup; the calibrated one comes on top."""
@@ -153,13 +154,17 @@ class Bench:
         most = 2 if self.options.quick else None
         return [one for turn in zip_longest(*(some[:most] for some in kinds.values())) for one in turn if one]
 
+    def weights(self, form: str) -> str:
+        """The target with weights of a form."""
+        return str(self.gguf) if form == "gguf" else self.target
+
     def start(self, key: str, threads: int) -> Program:
         """The program of a key: ``llama.cpp``, or a form of the weights and perhaps a draft, with a space between."""
         if key == ALONE:
             script = Path(__file__).parent / "real" / "llama_program.py"
             return Program([self.llama or "", script, self.gguf, str(threads)], threads)
         form, _, draft = key.partition(" ")
-        words = ["-m", "tools.real.own_program", self.target, str(threads)]
+        words = ["-m", "tools.real.own_program", self.weights(form), str(threads)]
         words += [word for setting in ("engine=onnx", *FORMS[form]) for word in ("--set", setting)]
         return Program([sys.executable, *words, *(["--draft", draft] if draft else [])], threads)
 
@@ -279,7 +284,8 @@ class Bench:
             written = self.folder / f"calibrated-{form}.toml"
             settings = [word for setting in ("engine=onnx", *FORMS[form]) for word in ("--set", setting)]
             _run(
-                [sys.executable, "-m", "specctl", "calibrate", "--target", self.target, "--draft", LOOKUP, *settings],
+                [sys.executable, "-m", "specctl", "calibrate", "--target", self.weights(form), "--draft", LOOKUP],
+                settings,
                 ["--policy", "all", "-i", self.options.prompts, "--samples", str(max(2, len(self.prompts) // 2))],
                 ["-n", str(self.options.tokens), "--threads", str(self.options.threads[0]), "-o", written, "--force"],
                 ["--no-verify", "-q", "--json"],
@@ -301,7 +307,7 @@ class Bench:
             cache = self.folder / "cache"
             shutil.rmtree(cache, ignore_errors=True)
             settings = [word for setting in ("engine=onnx", *FORMS[form]) for word in ("--set", setting)]
-            command: list[str | Path] = [sys.executable, "-m", "specctl", "generate", "--target", self.target]
+            command: list[str | Path] = [sys.executable, "-m", "specctl", "generate", "--target", self.weights(form)]
             command += ["--draft", LOOKUP, *settings, "--policy", NONE, "--threads", "1", "-n", "1", "-q", "Hello"]
             places = {"XDG_CACHE_HOME": str(cache)}
             made = _run(command, threads=1, environment=places)
@@ -334,7 +340,8 @@ class Bench:
         text = self.options.text
         if text is not None and self.rows.missing("quality"):
             words = ["-m", "tools.quality", self.target, text.absolute(), "--prompts", self.options.prompts.absolute()]
-            command = [sys.executable, *map(str, words), "--forms", *self.options.forms]
+            command = [sys.executable, *map(str, words), "--forms"]
+            command += [str(self.gguf) if form == "gguf" else form for form in self.options.forms]
             printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=CLONE).stdout
             self.rows.add("quality", printed.splitlines())
 
