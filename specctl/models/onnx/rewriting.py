@@ -591,9 +591,8 @@ def rounded(weight: "np.ndarray", bits: int) -> Blocks:
     Raises:
         NotFinite: a weight is NaN or infinite.
     """
-    if bits == 4:  # where zeros cost least against what they bring
-        return Blocks.of(weight, bits, form="zeros")
-    return Blocks.of(weight, bits, block=BLOCK if weight.shape[1] % WIDE_BLOCK else WIDE_BLOCK, form="symmetric")
+    wide = bits == 8 and weight.shape[1] % WIDE_BLOCK == 0
+    return Blocks.of(weight, bits, block=WIDE_BLOCK if wide else BLOCK, form="symmetric")
 
 
 def quantize(model: ir.Model, bits: int | None) -> int:
