@@ -42,9 +42,9 @@ COARSE, UNRELATED = 4.0, 1.0
 """How many times further than `coarse` results those of a graph with rounded weights may be off, and the most of their
 spread. Unrelated results are off by 1.4 spreads.
 
-Measured in 4 and 8 bits: 1.0 to 1.3 times in the worst layer of SmolLM2 135M, with 13 texts; 1.1 to 1.3 times in that of
-Gemma 3 270M in Q4_K_M with three texts and 2.1 times with a fourth: both are effects of chance on few rows. Faults are
-found by the comparison without that rounding, where the same graphs were at 0.05 to 0.43 of the limit.
+Measured in 4 and 8 bits: 1.0 to 1.3 times in the worst layer of SmolLM2 135M, with 13 texts; 1.1 to 1.3 times in that
+of Gemma 3 270M in Q4_K_M with three texts, and by chance in few rows 2.1 times with a fourth. Faults are found by the
+comparison without that rounding, where the same graphs were at 0.05 to 0.43 of the limit.
 """
 FLOAT_ACTIVATIONS = 1  # The accuracy level of products that do not round their inputs
 LOGITS = "logits"
