@@ -180,7 +180,7 @@ def unpacking(file: Path, role: str) -> str:
     folder = file.name.removesuffix(file.suffix)
     command = [sys.executable, "-m", "specctl.models.files.unpack_gguf", str(file), folder]
     return (
-        f"Or unpack the file into float32 weights of up to 8 times its size: `{shlex.join(command)}`, and set "
+        f"Unpack the file into float32 weights of up to 8 times its size: `{shlex.join(command)}`, and set "
         f"model = {folder!r} in [{role}]."
     )
 

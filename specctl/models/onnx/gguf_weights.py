@@ -66,7 +66,7 @@ class GgufWeights(Weights):
         if (kind := tensor.tensor_type.name) not in (*FLOATS, *TYPES):
             raise ModelError(
                 f"{self.file.path} has weights of the type {kind}, which specctl does not run as they are.",
-                f"Use a file whose weights are {', '.join(TYPES)}. {unpack}",
+                f"Use a file whose weights are {', '.join(TYPES)}. Or: {unpack}",
             )
 
     def array(self, name: str) -> "np.ndarray":

@@ -86,7 +86,12 @@ def form_of(checkpoint: Checkpoint, table: ModelTable, engine: Engine, kind: str
 
     Returns:
         ``quantize`` where the engine itself rounds, and `PACKED` where it takes over the blocks of the model's files.
+
+    Raises:
+        ModelError: see `require_whole`.
     """
+    if table.quantize is not None:
+        require_whole(checkpoint, table.quantize)
     if checkpoint.weights is not None:
         return PACKED
     how = checkpoint.quantization()

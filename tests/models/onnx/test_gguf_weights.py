@@ -146,8 +146,12 @@ def test_the_files_own_ends_and_template(tmp_path: Path) -> None:
     assert json.loads((small_files(file) / "generation_config.json").read_text())["eos_token_id"] == [3]
 
 
-def test_settings_that_need_torch_are_refused(tmp_path: Path) -> None:
-    file = write(tmp_path / "m.gguf", random_llama())
+@needs_onnx
+@pytest.mark.parametrize("stored", [False, True])
+def test_settings_that_need_torch_are_refused(tmp_path: Path, stored: bool) -> None:
+    file = write(tmp_path / "m.gguf", wide_llama())
+    if stored:  # a start with a stored graph loads no model
+        pair(file)
     for more, said in (
         (["engine=eager"], 'engine = "eager" cannot run it'),
         (["target.dtype=bfloat16"], "it computes in float32, not in bfloat16"),
