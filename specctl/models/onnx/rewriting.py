@@ -596,7 +596,7 @@ def rounded(weight: "np.ndarray", bits: int) -> Blocks:
 
 
 def quantize(model: ir.Model, bits: int | None) -> int:
-    """Round the weights of every product; returns the number of products.
+    """Round the weights of every product; returns the number of products, with ``bits`` but for the output layer.
 
     Args:
         model: a fused graph, changed in place.
@@ -638,7 +638,7 @@ def quantize(model: ir.Model, bits: int | None) -> int:
             model.graph.insert_before(node, last)
         _replace_by(node, last)
         model.graph.remove(node, safe=True)
-        count += 1
+        count += bits is None or node is not output  # the output layer alone is not worth a graph
     common.CommonSubexpressionEliminationPass()(model)  # sums of the same inputs
     common.RemoveUnusedNodesPass()(model)  # removes the original weights too
     return count
