@@ -208,7 +208,8 @@ def test_a_calibration_becomes_a_profile(pair: specctl.Decoder, tmp_path: Path) 
     texts = [PROMPT, "Sam saw a big dog."]
     with patch.multiple(metering, LENGTHS=(0, 1, 4, 40), IN_A_ROW=2, ALONE=2, WARMING=1, PASSES=metering.WARM_UPS + 1):
         found = specctl.calibrate(pair, texts, policy="constant", grid="paper", samples=1)
-    assert found.policy == found.found.winner.score.setting.label
+    # On a busy machine, live runs may contradict the prediction; then the target alone is advised.
+    assert found.policy in (found.found.winner.score.setting.label, "none")
     assert found.ranking[0][1] == max(speed for _, speed in found.ranking) > 0
     assert any("too few" in warning for warning in found.warnings)
     assert {one.setting.label for one in found.measured} >= {found.policy, "none"}
@@ -216,8 +217,9 @@ def test_a_calibration_becomes_a_profile(pair: specctl.Decoder, tmp_path: Path) 
     assert best.policy == found.policy
     assert best.profile.sampling.max_new_tokens == 16
     assert best.profile.provenance is not None
-    drafting = specctl.speculative(policy=best.profile)._drafting
-    assert drafting.table.setting.label == found.policy
+    if found.policy != "none":
+        drafting = specctl.speculative(policy=best.profile)._drafting
+        assert drafting.table.setting.label == found.policy
 
 
 def test_as_many_prompts_are_held_out_as_choose(pair: specctl.Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
