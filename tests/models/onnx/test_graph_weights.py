@@ -145,7 +145,8 @@ def test_rounded_embeddings_and_the_output_layer_tied_to_them_share_their_bytes(
     model = make()
     graph = exported(model)
     fuse(graph, lambda value: position_table(graph, value, 64))
-    assert quantize(graph, bits) > 0
+    # GPT-2's other products have a bias, which the graph's product takes along, and stay as they are.
+    assert (quantize(graph, bits) > 0) == (model.config.model_type != "gpt2")
     save(graph, tmp_path / "model.onnx", "weights.bin")
     onnxruntime.InferenceSession(str(tmp_path / "model.onnx"), providers=["CPUExecutionProvider"])
     again = ir.load(tmp_path / "model.onnx").graph
