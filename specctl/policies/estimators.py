@@ -306,7 +306,6 @@ class WidthCurve:
 
     _known: dict[int, tuple[float, int]] = field(default_factory=dict)  # seconds at level 1, and number of passes
     _level: float = 1.0
-    _times: list[float] = field(default_factory=list)  # seconds at level 1 by width, as far as they were asked for
 
     @property
     def known(self) -> bool:
@@ -319,14 +318,11 @@ class WidthCurve:
         ratio = min(SLOWEST, max(FASTEST, seconds / (usual * self._level)))
         self._level *= ratio**LEVEL_RATE
         self._known[width] = usual * ratio ** max(LEAST_RATE, 1 / (count + 1)), count + 1
-        self._times.clear()
 
     def upto(self, count: int) -> list[float]:
-        """Seconds by width from 0 on, at least ``count`` of them; after a timed pass."""
-        if len(self._times) < count:
-            widths = sorted(self._known)
-            self._times = [self._at(width, widths) for width in range(count)]
-        return [self._level * each for each in self._times]
+        """Seconds of the first ``count`` widths, from 0 on; after a timed pass."""
+        widths = sorted(self._known)
+        return [self._level * self._at(width, widths) for width in range(count)]
 
     def _at(self, width: int, widths: list[int]) -> float:
         """Seconds at level 1."""
