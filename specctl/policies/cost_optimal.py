@@ -24,7 +24,7 @@ from specctl.policies.estimators import (
     foreseen,
     log_odds,
 )
-from specctl.policies.round_times import COST_MEMORY, FEW, SPEED_MEMORY, RoundTimes
+from specctl.policies.round_times import AT_ONCE, COST_MEMORY, FEW, SPEED_MEMORY, RoundTimes
 from specctl.records import DraftStep, Round, StopReason
 
 CROWDED = 8
@@ -394,10 +394,12 @@ class CopyTimes:
             self._spent.clear()
 
     def upto(self, count: int) -> list[float]:
-        """The time of a round by its number of draft tokens, in tokens at the speed of the last rounds."""
+        """The time of a round with k draft tokens, in tokens at the speed of the last rounds, for k from 0 on; at least
+        ``count`` entries.
+        """
         if len(self._spent) < count:
             if self._passes.known:
-                times = self._passes.upto(count)
+                times = self._passes.upto(count + AT_ONCE)
                 speed = (self._emitted + UNMEASURED) / (self._seconds + UNMEASURED * times[0])
                 self._spent = [speed * seconds for seconds in times]
             else:
