@@ -30,7 +30,6 @@ from specctl.records import DraftStep, Round, StopReason
 CROWDED = 8
 """After this many consecutive rounds with new texts, times are learned from the continuing texts."""
 RATE_PRIOR = 2.0  # Observations at which the acceptance rate after a given token weighs as much as the overall rate
-UNEXPECTED = 1e-6  # The least probability that a first token is accepted
 AHEAD = 8  # The most further tokens of a draft that are considered at once
 AGING = 5e-3
 """Growth of the variance of the estimate for first tokens in a round without a draft, as a share of the prior's."""
@@ -184,7 +183,7 @@ class CostOptimal(Rule):
         return self._limit or 0
 
     def expect(self, chance: float) -> None:
-        self._expected = log_odds(max(UNEXPECTED, chance))
+        self._expected = log_odds(chance)
         if self._ask is None:
             first = self.first_gain()
             self._limit = self.max_draft if self.goes_on(0, first, first) else 0
