@@ -29,6 +29,7 @@ from specctl.models.passes.compilation import Compiler
 from specctl.models.passes.ordinary_tokens import LAST, ordinary_tokens
 from specctl.models.running.eager import EagerPasses
 from specctl.models.running.engines import EngineSettings
+from specctl.models.running.pair import Pair
 from specctl.models.running.slot import Slot
 from specctl.models.running.static import StaticPasses
 from specctl.observing.pass_times import fill
@@ -59,14 +60,18 @@ class Spent:
         return cls(median(one.wall for one in several), median(one.processor for one in several))
 
 
-def onnx_runner(table: ModelTable) -> Slot:
-    """The model run by onnxruntime alone."""
+def onnx_pair(table: ModelTable) -> Pair:
+    """The model run by onnxruntime alone, with its tokenizer.
+
+    Raises:
+        SystemExit: onnxruntime does not run it.
+    """
     profile = Profile(target=table, engine="onnx")
     settings = EngineSettings.of(profile, notice=print, progress=print)
     pair = load_pair(profile, drafts=[], engines=settings, measured=False, torch_weights=False)
     if not pair.target.engine.startswith("onnx"):
-        raise SystemExit("onnxruntime does not run it")
-    return pair.target
+        raise SystemExit(f"onnxruntime does not run {table.model}, {table.quantize or 'as it is'}")
+    return pair
 
 
 def torch_runners(model: PreTrainedModel, compiles: bool) -> dict[str, Slot]:
@@ -141,7 +146,7 @@ def main() -> None:
     reads: dict[str, float] = {}
     runners: dict[str, Slot] = {}
     if "onnx" in given.engines:
-        runners["onnx"] = onnx_runner(table)
+        runners["onnx"] = onnx_pair(table).target
         reads["onnx"] = graph_bytes(skeleton(checkpoint), given.quantize)
     if {"eager", "compiled"} & set(given.engines):
         model = load_model(table, role="target").model

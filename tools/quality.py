@@ -24,15 +24,14 @@ from transformers import PreTrainedModel
 
 from specctl.decoding.prompt_format import PromptFormat
 from specctl.models.files.tokenizer import Tokenizer
-from specctl.models.loading.assembly import load_pair
 from specctl.models.loading.model import load_model
 from specctl.models.onnx.blocks import BLOCK, Blocks, Form
 from specctl.models.onnx.check import coarse
 from specctl.models.onnx.rewriting import BITS
 from specctl.models.running.eager import EagerPasses
-from specctl.models.running.engines import EngineSettings
 from specctl.models.running.slot import Slot
-from specctl.profile.schema import ModelTable, Profile
+from specctl.profile.schema import ModelTable
+from tools.pass_times import onnx_pair
 
 PROMPTS = Path(__file__).with_name("real_prompts.jsonl")
 WINDOW, WINDOWS = 256, 16
@@ -210,11 +209,7 @@ def onnx_slot(folder: str, form: str) -> tuple[Slot, Tokenizer]:
     """
     quantize: Any = form if form in BITS else None
     model = folder if quantize or form == WHOLE else form
-    profile = Profile(target=ModelTable(model=model, device="cpu", quantize=quantize), engine="onnx")
-    settings = EngineSettings.of(profile, notice=print, progress=print)
-    pair = load_pair(profile, drafts=[], engines=settings, measured=False, torch_weights=False)
-    if not pair.target.engine.startswith("onnx"):
-        raise SystemExit(f"onnxruntime does not run {form}")
+    pair = onnx_pair(ModelTable(model=model, device="cpu", quantize=quantize))
     return pair.target.bare, pair.tokenizer
 
 
