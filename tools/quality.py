@@ -22,7 +22,10 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from specctl.decoding.draft_tokens import read_along
+from specctl.decoding.loop import decode
 from specctl.decoding.prompt_format import PromptFormat
+from specctl.decoding.sampling import Sampling
 from specctl.models.files.tokenizer import Tokenizer
 from specctl.models.loading.model import load_model
 from specctl.models.onnx.blocks import BLOCK, Blocks, Form
@@ -38,7 +41,6 @@ WINDOW, WINDOWS = 256, 16
 """Tokens of a window of the text, of which each is read alone, and the number of windows."""
 LENGTH = 96  # Greedy tokens after each prompt
 WHOLE = "float32"  # The form that is not rounded
-PIECE = 64  # Tokens of a pass whose logits are kept: of a large vocabulary each row takes a megabyte
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,43 +93,26 @@ class Quality:
         return exp(more.mean()) - 1, float(more.std() / len(more) ** 0.5)
 
 
-def logits_of(slot: Slot, tokens: Sequence[int], first: int) -> Iterator[np.ndarray]:
-    """Logits ``(V,)`` after each token of a text from the one at index ``first`` on; each is overwritten by the next
-    pass.
-    """
-    slot.rollback(0)
-    if first:
-        slot.extend(tokens[:first], 0)
-    for start in range(first, len(tokens), PIECE):
-        piece = tokens[start : start + PIECE]
-        columns: Any = slot.extend(piece, len(piece)).columns
-        yield from np.asarray(columns)
+def predicted(slot: Slot, prompt: Sequence[int], text: Sequence[int]) -> Iterator[tuple[np.ndarray, int]]:
+    """Each token of a text after the logits ``(V,)`` that predict it, which the next pass overwrites."""
+    for part, (forward,) in read_along([slot], prompt, text):
+        columns: Any = forward.columns
+        yield from zip(np.asarray(columns), text[part], strict=True)
 
 
 def greedy(slot: Slot, prompt: Sequence[int], length: int) -> list[int]:
     """The tokens with the largest logits after a prompt."""
     slot.rollback(0)
-    found: list[int] = []
-    tokens = list(prompt)
-    for _ in range(length):
-        columns: Any = slot.extend(tokens, 1).columns
-        tokens = [int(np.asarray(columns)[-1].argmax())]
-        found += tokens
-    return found
+    return [token for round_ in decode(slot, None, prompt, length, Sampling()) for token in round_.emitted]
 
 
 def quality(slot: Slot, sample: Sample) -> Quality:
     """How a form of a model does; the slot is empty afterwards."""
     with torch.inference_mode():
-        losses = [
-            loss(logits, token)
-            for window in sample.windows
-            for logits, token in zip(logits_of(slot, window[:-1], 0), window[1:], strict=True)
+        losses = [loss(*pair) for window in sample.windows for pair in predicted(slot, window[:1], window[1:])]
+        kept = [
+            np.array([logits.argmax() == token for logits, token in predicted(slot, *text)]) for text in sample.texts
         ]
-        kept = []
-        for prompt, written in sample.texts:
-            rows = logits_of(slot, [*prompt, *written[:-1]], len(prompt) - 1)
-            kept.append(np.array([row.argmax() == token for row, token in zip(rows, written, strict=True)]))
     slot.rollback(0)
     return Quality(np.array(losses), kept)
 

@@ -7,11 +7,12 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from specctl.decoding.draft_tokens import CHUNK
 from specctl.models.onnx.blocks import Blocks
 from specctl.models.running.eager import EagerPasses
 from specctl.models.running.slot import Slot
 from tests.support.toys import random_model
-from tools.quality import PIECE, WINDOW, Quality, Rounding, Sample, quality, windows_of
+from tools.quality import WINDOW, Quality, Rounding, Sample, quality, windows_of
 
 VOCABULARY = 64
 PROMPTS = [[3, 14, 15, 9], [2, 7, 1]]
@@ -23,7 +24,7 @@ def ids(count: int) -> list[int]:
 
 
 def test_losses_are_those_of_one_pass_and_a_model_keeps_its_own_text() -> None:
-    model, window = random_model("llama"), ids(PIECE + 6)
+    model, window = random_model("llama"), ids(CHUNK + 6)
     slot = Slot(EagerPasses(model, VOCABULARY))
     with torch.inference_mode():
         sample = Sample.of(slot, [window], PROMPTS, 12)
