@@ -17,10 +17,10 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from itertools import zip_longest
+from itertools import product, zip_longest
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -168,14 +168,15 @@ class Bench:
         words += [word for setting in ("engine=onnx", *FORMS[form]) for word in ("--set", setting)]
         return Program([sys.executable, *words, *(["--draft", draft] if draft else [])], threads)
 
-    def each(self, keys: Sequence[str], threads: int, work: Callable[[dict[str, Program]], None]) -> None:
-        """Do some work with programs, which end afterwards."""
+    @contextmanager
+    def programs(self, keys: Sequence[str], threads: int) -> Iterator[dict[str, Program]]:
+        """Programs by key, which end afterwards."""
         with ExitStack() as stack:
             started = {}
             for key in keys:
                 started[key] = self.start(key, threads)
                 stack.callback(started[key].close)
-            work(started)
+            yield started
 
     @property
     def engines(self) -> list[str]:
@@ -188,15 +189,10 @@ class Bench:
             if not self.rows.missing(name := f"passes {threads}"):
                 continue
             found: dict[str, dict[str, list[dict[str, float]]]] = {key: {} for key in self.engines}
-
-            def work(programs: dict[str, Program], found: Any = found) -> None:
-                for _ in range(self.options.repeats):
-                    for key, program in programs.items():
-                        answer = program.ask("passes", widths=WIDTHS, context=128)["passes"]
-                        for width, spent in answer.items():
-                            found[key].setdefault(width, []).append(spent)
-
-            self.each(self.engines, threads, work)
+            with self.programs(self.engines, threads) as programs:
+                for _, (key, program) in product(range(self.options.repeats), programs.items()):
+                    for width, spent in program.ask("passes", widths=WIDTHS, context=128)["passes"].items():
+                        found[key].setdefault(width, []).append(spent)
             self.rows.add(name, found)
 
     def texts(self) -> None:
@@ -210,15 +206,8 @@ class Bench:
             ]
             if not alone and not together:
                 continue
-
-            def work(
-                programs: dict[str, Program],
-                threads: int = threads,
-                alone: Any = alone,
-                together: Any = together,
-                some: Any = some,
-            ) -> None:
-                candidates = [Candidate(key, key, {}) for key in programs]
+            candidates = [Candidate(key, key, {}) for key in self.engines]
+            with self.programs(self.engines, threads) as programs:
                 for number, one in enumerate(alone):
                     self.rows.add(f"alone {threads} {one['id']}", self._written(programs, candidates, one, number))
                 for number in together:
@@ -228,8 +217,6 @@ class Bench:
                         for key in _turned(list(programs), number)
                     }
                     self.rows.add(f"eight {threads} {number}", measured)
-
-            self.each(self.engines, threads, work)
 
     def kinds(self) -> None:
         """Greedy texts with drafts, by kind of prompt."""
@@ -252,14 +239,10 @@ class Bench:
                 candidates += [
                     Candidate(f"{ALONE} lookup {count}", ALONE, {"lookup": count}) for count in LLAMA_LOOKUPS
                 ]
-
-            def work(
-                programs: dict[str, Program], form: str = form, missing: Any = missing, candidates: Any = candidates
-            ) -> None:
+            keys = list(dict.fromkeys(one.program for one in candidates))
+            with self.programs(keys, self.options.threads[0]) as programs:
                 for number, one in enumerate(missing):
                     self.rows.add(f"kinds {form} {one['id']}", self._written(programs, candidates, one, number))
-
-            self.each(list(dict.fromkeys(one.program for one in candidates)), self.options.threads[0], work)
 
     def _written(
         self, programs: Mapping[str, Program], candidates: Sequence[Candidate], one: Mapping[str, Any], number: int
@@ -315,13 +298,10 @@ class Bench:
             files = sum(file.stat().st_size for file in cache.rglob("*") if file.is_file())
             shutil.rmtree(cache)
             decoding: dict[str, Any] = {}
-
-            def work(programs: dict[str, Program], decoding: Any = decoding) -> None:
+            with self.programs([form, *([ALONE] if self.llama is not None else [])], 1) as programs:
                 for key, program in programs.items():
                     program.ask("write", ids=list(range(100, 140)), count=128)
                     decoding[key] = program.ask("memory")["memory"]
-
-            self.each([form, *([ALONE] if self.llama is not None else [])], 1, work)
             weights = sum(file.stat().st_size for file in Path(self.target).glob("*.safetensors"))
             self.rows.add(
                 name,
