@@ -165,7 +165,7 @@ class Bench:
             return Program([self.llama or "", script, self.gguf, str(threads)], threads)
         form, _, draft = key.partition(" ")
         words = ["-m", "tools.real.own_program", self.weights(form), str(threads)]
-        words += [word for setting in ("engine=onnx", *FORMS[form]) for word in ("--set", setting)]
+        words += _settings(form)
         return Program([sys.executable, *words, *(["--draft", draft] if draft else [])], threads)
 
     @contextmanager
@@ -265,10 +265,9 @@ class Bench:
         name = f"calibrated {form}"
         if name not in self.rows.made:
             written = self.folder / f"calibrated-{form}.toml"
-            settings = [word for setting in ("engine=onnx", *FORMS[form]) for word in ("--set", setting)]
             _run(
                 [sys.executable, "-m", "specctl", "calibrate", "--target", self.weights(form), "--draft", LOOKUP],
-                settings,
+                _settings(form),
                 ["--policy", "all", "-i", self.options.prompts, "--samples", str(max(2, len(self.prompts) // 2))],
                 ["-n", str(self.options.tokens), "--threads", str(self.options.threads[0]), "-o", written, "--force"],
                 ["--no-verify", "-q", "--json"],
@@ -289,9 +288,20 @@ class Bench:
                 continue
             cache = self.folder / "cache"
             shutil.rmtree(cache, ignore_errors=True)
-            settings = [word for setting in ("engine=onnx", *FORMS[form]) for word in ("--set", setting)]
             command: list[str | Path] = [sys.executable, "-m", "specctl", "generate", "--target", self.weights(form)]
-            command += ["--draft", LOOKUP, *settings, "--policy", NONE, "--threads", "1", "-n", "1", "-q", "Hello"]
+            command += [
+                "--draft",
+                LOOKUP,
+                *_settings(form),
+                "--policy",
+                NONE,
+                "--threads",
+                "1",
+                "-n",
+                "1",
+                "-q",
+                "Hello",
+            ]
             places = {"XDG_CACHE_HOME": str(cache)}
             made = _run(command, threads=1, environment=places)
             starts = [_run(command, threads=1, environment=places) for _ in range(3)]
@@ -324,6 +334,11 @@ class Bench:
             command += [str(self.gguf) if form == "gguf" else form for form in self.options.forms]
             printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=CLONE).stdout
             self.rows.add("quality", printed.splitlines())
+
+
+def _settings(form: str) -> list[str]:
+    """The flags of specctl for a form of the weights."""
+    return [word for setting in ("engine=onnx", *FORMS[form]) for word in ("--set", setting)]
 
 
 def _turned(some: Sequence[Any], number: int) -> list[Any]:
