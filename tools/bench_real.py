@@ -29,6 +29,7 @@ import numpy as np
 
 from specctl.errors import SpecctlError
 from specctl.models.files.unpack_gguf import unpack
+from specctl.reporting.table import show_interval
 from specctl.statistics import Floats, Interval, bootstrap
 from specctl.versions import versions
 from tools.install_peers import LLAMA, environment
@@ -450,7 +451,10 @@ def _compared(
     yield _line(*heads)
     yield _line(*["---"] * len(heads))
     for label in labels:
-        cells = [f"{_speed(texts, label, clock):.1f}", *(_shown(_ratio(texts, label, other, clock)) for other in overs)]
+        cells = [
+            f"{_speed(texts, label, clock):.1f}",
+            *(show_interval(_ratio(texts, label, other, clock)) for other in overs),
+        ]
         if own:
             same = sum(text[label]["ids"] == text[own]["ids"] for text in texts)
             cells.append(f"{same} of {len(texts)}" if not label.startswith(ALONE) else "")
@@ -477,10 +481,6 @@ def _ratio(texts: Sequence[Mapping[str, Any]], label: str, over: str, clock: str
         return found
 
     return bootstrap(ratio, len(texts))
-
-
-def _shown(ratio: Interval) -> str:
-    return f"{ratio.value:.2f}" + ("" if ratio.low is None else f" [{ratio.low:.2f}, {ratio.high:.2f}]")
 
 
 def _clock(threads: int) -> str:

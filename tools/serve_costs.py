@@ -18,8 +18,8 @@ from pathlib import Path
 import httpx
 import numpy as np
 
+from specctl.reporting.table import show_interval
 from specctl.statistics import Interval, bootstrap
-from tools.measure.engines import written
 from tools.own_server import own_server
 from tools.server_stress import OPENINGS, PATH
 
@@ -117,7 +117,7 @@ def main() -> None:
     asked = parser.parse_args()
     for concurrency in asked.concurrency:
         for kind, (whole, http) in measure(asked.profile, concurrency, asked.blocks).items():
-            told = f"{written(whole)} of the CPU time without a server, HTTP {share(http)} of it"
+            told = f"{show_interval(whole)} of the CPU time without a server, HTTP {share(http)} of it"
             print(f"{concurrency} at once, {kind}: {told}", flush=True)
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from specctl.observing.results import BASELINE, Run, RunSet, paired, speed_ratio
+from specctl.reporting.table import show_interval
 from specctl.statistics import Interval, bootstrap
 
 Weight = Callable[[Run], float]
@@ -29,9 +30,9 @@ def engines_table(results: Mapping[str, RunSet]) -> tuple[list[str], list[list[s
             headings.append(f"{name}: {what}")
             speeds = {label: speeds_of(found.of(policy), found.of(label), weight) for label in labels}
             for label, (speed, ratio) in speeds.items():
-                cells[label].append(f"{speed:.0f}" if label == policy else f"{speed:.0f}, {written(ratio)}")
+                cells[label].append(f"{speed:.0f}" if label == policy else f"{speed:.0f}, {show_interval(ratio)}")
             fastest = max(peers, key=lambda label: speeds[label][0])
-            nearest.append(f"{written(speeds[fastest][1])} of `{fastest}` ({name}: {what})")
+            nearest.append(f"{show_interval(speeds[fastest][1])} of `{fastest}` ({name}: {what})")
     told = f"`{policy}` over the fastest peer: {'; '.join(nearest)}."
     compared = [run for found in results.values() for run in found.runs if run.candidate != BASELINE]
     gaps = [run.difference.gap for run in compared if run.difference is not None]
@@ -64,8 +65,3 @@ def speeds_of(ours: Sequence[Run], theirs: Sequence[Run], weight: Weight) -> tup
     sums = sums[(sums[:, ::2] > 0).all(axis=1)]  # else a text ended before the shortest limit
     tokens, seconds = sums.sum(axis=0)[2:]
     return tokens / seconds, bootstrap(lambda weights: speed_ratio(weights @ sums), len(sums))
-
-
-def written(ratio: Interval) -> str:
-    interval = "" if ratio.low is None else f" [{ratio.low:.2f}, {ratio.high:.2f}]"
-    return f"{ratio.value:.2f}{interval}"

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 
 from specctl.observing.results import BASELINE, RunSet
-from tools.measure.engines import speeds_of, written
+from specctl.reporting.table import show_interval
+from tools.measure.engines import speeds_of
 
 
 def rules_table(results: Mapping[str, RunSet]) -> tuple[list[str], list[list[str]], str]:
@@ -20,5 +21,5 @@ def rules_table(results: Mapping[str, RunSet]) -> tuple[list[str], list[list[str
     for label in labels:
         if label != first:
             found = [speeds_of(one.of(first), one.of(label), lambda _: 1.0)[1] for one in results.values()]
-            rows.append([f"over `{label}`", *map(written, found)])
+            rows.append([f"over `{label}`", *map(show_interval, found)])
     return [f"`{first}`", *results], rows, ""
