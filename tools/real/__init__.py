@@ -1,1 +1,1 @@
-"""Programs that `tools.bench_real` starts: an engine each, asked by lines of JSON."""
+"""Programs that `tools.bench_real` starts: an engine each, driven by lines of JSON."""

@@ -1,4 +1,4 @@
-"""llama.cpp, asked by lines of JSON: ``python tools/real/llama_program.py MODEL.gguf THREADS``.
+"""llama.cpp, driven by lines of JSON: ``python tools/real/llama_program.py MODEL.gguf THREADS``.
 
 It runs with the Python that has llama-cpp-python 0.3.36, so it imports nothing of specctl. All loops call llama.cpp's C
 functions directly, because `Llama.generate` adds a copy of the logits to every token.
@@ -150,11 +150,11 @@ def resident() -> dict[str, int]:
 def serve(program: Any) -> None:
     """Answer questions, one a line, until there are no more: ``{"do": METHOD, ...}`` with its arguments."""
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what libraries print is no answer
+    os.dup2(2, 1)  # what libraries print does not belong to the answers
     print(json.dumps({"ready": True}), file=out, flush=True)
     for line in sys.stdin:
-        asked = json.loads(line)
-        print(json.dumps(getattr(program, asked.pop("do"))(**asked)), file=out, flush=True)
+        question = json.loads(line)
+        print(json.dumps(getattr(program, question.pop("do"))(**question)), file=out, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""specctl, asked by lines of JSON: ``python -m tools.real.own_program TARGET THREADS``."""
+"""specctl, driven by lines of JSON: ``python -m tools.real.own_program TARGET THREADS``."""
 
 import argparse
 import sys
