@@ -60,9 +60,10 @@ def draft_logits(forwards: Sequence[Forward]) -> Iterator[tuple[Logits, slice]]:
             yield draft_logits_of(forward), slice(start, stop)
             start = stop
         return
-    numbers, told = joined_numbers(columns), [forward.signals for forward in forwards if forward.signals is not None]
-    if isinstance(numbers, np.ndarray) and len(told) == len(forwards):
-        entropies, tops = (np.concatenate(each) for each in zip(*told, strict=True))
+    numbers = joined_numbers(columns)
+    signals = [forward.signals for forward in forwards if forward.signals is not None]
+    if isinstance(numbers, np.ndarray) and len(signals) == len(forwards):
+        entropies, tops = (np.concatenate(each) for each in zip(*signals, strict=True))
         yield HostLogits(numbers, signals=(entropies, tops)), slice(len(numbers))
     else:
         yield logits_over(numbers), slice(len(numbers))
