@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import islice
 
 import pytest
-from test_replay_chains import DEPTH, DRAFTING, GREEDY, LENGTH, PROMPTS, VERIFYING, clock, greedy_pair, told
+from test_replay_chains import DEPTH, DRAFTING, GREEDY, LENGTH, PROMPTS, VERIFYING, clock, described, greedy_pair
 from test_replay_law import BLOCK, PLAIN, HeadToy, Toy, traces
 
 from specctl.decoding import round as one_round
@@ -97,11 +97,11 @@ def test_greedy_rounds_are_those_of_a_live_run(believed: bool, monkeypatch: pyte
     for prompt, trace in zip(PROMPTS, known, strict=True):
         expected = live_with(pair, drafter, prompt, LENGTH, GREEDY)
         found = list(play(players, trace, frozenset()))
-        assert [*map(told, found)] == [*map(told, expected)]
+        assert [*map(described, found)] == [*map(described, expected)]
         agreements = [[step.agreement for step in one.steps] for one in found]
         assert agreements == [[step.agreement for step in one.steps] for one in expected]
         seen |= {value for some in agreements for value in some}
-        same &= [*map(told, play(without, trace, frozenset()))] == [*map(told, found)]
+        same &= [*map(described, play(without, trace, frozenset()))] == [*map(described, found)]
     assert {-1.0, 1.0} <= seen
     assert same != believed, "decisions are others, if and only if it is believed"
 

@@ -17,7 +17,7 @@ from specctl.errors import UsageError
 from specctl.models.running.eager import EagerPasses
 from specctl.models.running.pair import Pair
 from specctl.models.running.slot import Slot
-from specctl.policies import NONE, Setting
+from specctl.policies import Setting
 from specctl.policies.source_choice import SourceChoice
 from specctl.records import Round
 from specctl.replay.costs import CostTable, Level, columns
@@ -25,7 +25,7 @@ from specctl.replay.play import Player, play, players_of, replay_levels
 from specctl.replay.traces import TokenChances, Trace
 from tests.support.enumeration import DRAFTING, VERIFYING, largest_difference, law_of, walk
 from tests.support.toys import Ticks, noisy_copy, random_model, round_of
-from tests.support.traced import live, live_with, pair_of, shape, trace_of
+from tests.support.traced import greedy_traces, live, live_with, pair_of, shape
 
 GREEDY = Sampling()
 PROMPTS = ([3, 4, 3, 4, 5, 3, 4], [7, 7, 7, 1, 7, 7])
@@ -41,21 +41,17 @@ def chained(setting: Setting) -> Setting:
     return replace(setting, lookup=True)
 
 
-def clock(*_: int) -> tuple[float, float]:
+def clock(*_: int | None) -> tuple[float, float]:
     return DRAFTING, VERIFYING
 
 
 @cache
 def greedy_pair() -> tuple[Pair, list[Trace]]:
     pair = pair_of(Slot(EagerPasses(random_model("llama"), 64)), Slot(EagerPasses(noisy_copy("llama"), 64)))
-    found = []
-    for prompt in PROMPTS:
-        said = [token for played in live(pair, NONE, prompt, LENGTH, GREEDY) for token in played.emitted]
-        found.append(trace_of(pair, prompt, said, LENGTH, DEPTH, GREEDY))
-    return pair, found
+    return pair, greedy_traces(pair, PROMPTS, LENGTH, DEPTH)
 
 
-def told(played: Round) -> tuple[object, ...]:
+def described(played: Round) -> tuple[object, ...]:
     return (*shape(played), played.copied, played.context, tuple(step.token for step in played.steps))
 
 
@@ -75,7 +71,7 @@ def test_greedy_rounds_are_those_of_a_live_run(setting: Setting, rare: float, mo
     seen = set()
     for prompt, trace in zip(PROMPTS, known, strict=True):
         expected = live_with(pair, drafter, prompt, LENGTH, GREEDY)
-        assert [*map(told, play(players, trace, frozenset()))] == [*map(told, expected)]
+        assert [*map(described, play(players, trace, frozenset()))] == [*map(described, expected)]
         seen |= {(one.copied == one.drafted, one.summary.accepted_copies > 0) for one in expected if one.copied}
     assert {copies for copies, _ in seen} == {True, False} or rare
     assert any(accepted for _, accepted in seen) or setting.policy == "cost-optimal"  # its own drafts leave little

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 import pytest
+from test_replay_chains import DEPTH, GREEDY, LENGTH, PROMPTS, clock
 from test_replay_law import BLOCK, EXACT, PLAIN, Toy, first_two, traces
 
 from specctl.decoding import round as one_round
@@ -15,7 +16,7 @@ from specctl.models.running.eager import EagerPasses
 from specctl.models.running.lookup import LookupPasses
 from specctl.models.running.pair import Pair
 from specctl.models.running.slot import Slot
-from specctl.policies import NONE, Setting
+from specctl.policies import Setting
 from specctl.policies.source_choice import MatchRates
 from specctl.records import Round
 from specctl.replay.bounds import oracle
@@ -25,11 +26,8 @@ from specctl.replay.recording.metering import measure
 from specctl.replay.traces import Trace
 from tests.support.enumeration import DRAFTING, VERIFYING, largest_difference, law_of, walk
 from tests.support.toys import TableRunner, Ticks, noisy_copy, random_model, related_table, table
-from tests.support.traced import live, live_with, pair_of, shape, trace_of
+from tests.support.traced import greedy_traces, live, live_with, pair_of, shape, trace_of
 
-GREEDY = Sampling()
-PROMPTS = ([3, 4, 3, 4, 5, 3, 4], [7, 7, 7, 1, 7, 7])
-LENGTH, DEPTH = 60, 12
 SETTINGS = [
     Setting.of({"name": "constant", "draft_length": 3}),
     Setting.of({"name": "constant", "draft_length": 12}),
@@ -41,24 +39,16 @@ OVER = Setting.of({"name": "svip", "c": 1.0, "threshold": 1.2, "max_draft": 8})
 COSTS = CostTable.flat(0.01, 10.0, 80, per_token_ms=0.5)
 
 
-def clock(*_: int | None) -> tuple[float, float]:
-    return DRAFTING, VERIFYING
-
-
 @cache
 def known(eos: frozenset[int] = frozenset(), *, below: bool = False) -> tuple[Pair, list[Trace]]:
     """A pair whose lowest draft is a lookup, and the traces of its target's greedy texts."""
     models = [Slot(EagerPasses(noisy_copy("llama"), 64))] if below else []
     pair = pair_of(Slot(EagerPasses(random_model("llama"), 64)), *models, Slot(LookupPasses(64)), eos=eos)
-    found = []
-    for prompt in PROMPTS:
-        said = [token for played in live(pair, NONE, prompt, LENGTH, GREEDY) for token in played.emitted]
-        found.append(trace_of(pair, prompt, said, LENGTH, DEPTH, GREEDY))
-    return pair, found
+    return pair, greedy_traces(pair, PROMPTS, LENGTH, DEPTH)
 
 
-def told(played: Round) -> tuple[object, ...]:
-    inner = tuple(map(told, played.inner))
+def described(played: Round) -> tuple[object, ...]:
+    inner = tuple(map(described, played.inner))
     return (
         *shape(played),
         played.context,
@@ -74,7 +64,7 @@ def assert_rounds_are_live(pair: Pair, texts: Sequence[Trace], setting: Setting)
     every = []
     for trace in texts:
         expected = live_with(pair, drafter, trace.prompt_ids, LENGTH, GREEDY)
-        assert [*map(told, play(players, trace, pair.eos))] == [*map(told, expected)]
+        assert [*map(described, play(players, trace, pair.eos))] == [*map(described, expected)]
         every += expected
     return every
 
@@ -117,7 +107,7 @@ def test_rates_that_are_not_learned_are_caught(monkeypatch: pytest.MonkeyPatch) 
     expected = [live_with(pair, build_drafter(pair, SETTINGS[3]), PROMPTS[0], LENGTH, GREEDY)]
     monkeypatch.setattr(MatchRates, "learn", lambda *_: None)
     found = [*play(players_of(SETTINGS[3], [clock]), texts[0], pair.eos)]
-    assert [*map(told, found)] != [*map(told, expected[0])]
+    assert [*map(described, found)] != [*map(described, expected[0])]
 
 
 @dataclass(frozen=True)

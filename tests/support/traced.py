@@ -1,6 +1,6 @@
 """Pairs without a tokenizer, and traces of what their target wrote."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -13,7 +13,7 @@ from specctl.models.predictors.predictor_checkpoint import disco_predictors
 from specctl.models.predictors.state_predictor import StatePredictor
 from specctl.models.running.pair import Pair
 from specctl.models.running.slot import Slot
-from specctl.policies import Setting
+from specctl.policies import NONE, Setting
 from specctl.records import Round
 from specctl.replay.recording.sequence_recording import read_sequence
 from specctl.replay.traces import Trace
@@ -72,6 +72,15 @@ def trace_of(
         prompt_ids=list(prompt),
     )
     return trace.of_disco([next(iter(disco_predictors(named).values()), None) for named in pair.named_predictors])
+
+
+def greedy_traces(pair: Pair, prompts: Iterable[Sequence[int]], length: int, depth: int) -> list[Trace]:
+    """Of what the target alone writes after each prompt."""
+    found = []
+    for prompt in prompts:
+        tokens = [token for played in live(pair, NONE, prompt, length, Sampling()) for token in played.emitted]
+        found.append(trace_of(pair, prompt, tokens, length, depth, Sampling()))
+    return found
 
 
 def shape(played: Round) -> tuple[object, ...]:
