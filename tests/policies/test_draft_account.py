@@ -177,14 +177,14 @@ def test_probes_wait_the_longer_the_more_they_lost() -> None:
 
 
 def test_what_catching_up_takes_is_no_price_of_a_draft_step_but_of_the_draft() -> None:
-    def told(unread: int, drafting: float) -> RoundTimes:
+    def learned(unread: int, drafting: float) -> RoundTimes:
         times = RoundTimes(0.125)
         for _ in range(20):
             times.learn(2, 2, 2.0, 8.0, 2, 0)
         times.learn(2, 2, drafting, 8.0, 2, unread)
         return times
 
-    usual, late = told(0, 2.0), told(100, 2.0 + 6.0)
+    usual, late = learned(0, 2.0), learned(100, 2.0 + 6.0)
     assert late.price == pytest.approx(usual.price, rel=0.02)
     assert late.catching_up(100) == pytest.approx(6.0 / 8.0, rel=0.1)
     assert late.catching_up(FEW) == 0
