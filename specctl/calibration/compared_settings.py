@@ -409,20 +409,21 @@ def _require_known(options: Sequence[Sequence[Setting]], known: Sequence[Set[str
     wrong = next(
         ((one.policy, signals) for level, signals in levels for one in level if not one.signals <= signals), None
     )
-    policy, signals = wrong or (None, None)
-    if policy is not None and signals == LOOKUP_SIGNALS:
+    if wrong is None:
+        return
+    policy, signals = wrong
+    if signals == LOOKUP_SIGNALS:
         raise UsageError(unoffered(policy))
     if policy == "confidence":
         raise UsageError(
             f"{policy} reads a draft head's prediction of its next token, which this draft does not make",
             "draft with a DSpark head that has a confidence head, or choose another policy",
         )
-    if policy is not None:
-        kind = " that `specctl train-head --kind disco` made" if policy == "disco" else " that predicts acceptance"
-        raise UsageError(
-            f"{policy} needs a head{kind}",
-            "name one with --set draft.head=PATH; if the trace was recorded without it, record a new trace",
-        )
+    kind = " that `specctl train-head --kind disco` made" if policy == "disco" else " that predicts acceptance"
+    raise UsageError(
+        f"{policy} needs a head{kind}",
+        "name one with --set draft.head=PATH; if the trace was recorded without it, record a new trace",
+    )
 
 
 _ENGINE_KEYS = ("engine", "compile", "deterministic", "threads")
