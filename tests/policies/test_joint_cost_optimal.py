@@ -331,7 +331,7 @@ def test_rows_of_a_batch_rest_together_and_ask_nobody() -> None:
     assert not asked
     for view in views[:3]:
         view.rested(7)
-    assert (joint.allowance.asleep, joint.allowance.idle) == (0, 7), "told of once"
+    assert (joint.allowance.asleep, joint.allowance.idle) == (0, 7), "counted once"
     assert [view.unread for view in views[:3]] == [7 + 31] * 3
     assert [view.rests() for view in views] == [0] * 4
     assert not joint.rest
