@@ -31,10 +31,6 @@ class Program:
             self._decoders[policy] = found
         return self._decoders[policy]
 
-    def engine(self) -> dict[str, Any]:
-        """The name of the engine that runs the target."""
-        return {"engine": self._first.pair.target.engine}
-
     def ids(self, prompt: str) -> dict[str, Any]:
         """The ids of a prompt, through the chat template."""
         return {"ids": list(self._decoder(NONE).generate(prompt, max_new_tokens=1, temperature=0.0).prompt)}
@@ -73,9 +69,9 @@ class Program:
             "accepted": sum(one.accepted for one in found.rounds),
         }
 
-    def write_many(self, prompts: Sequence[Sequence[int]], count: int, policy: str = NONE) -> dict[str, Any]:
+    def write_many(self, prompts: Sequence[Sequence[int]], count: int) -> dict[str, Any]:
         """Greedy texts, all of them in each pass."""
-        decoder, other = self._decoder(policy), ordinary_tokens(3, LAST)
+        decoder, other = self._decoder(NONE), ordinary_tokens(3, LAST)
         for _ in decoder.generate_many([other] * len(prompts), batch=len(prompts), max_new_tokens=1):
             pass  # so that no prompt is cached from an earlier question
         whole = Clocks()
