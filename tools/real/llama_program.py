@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-CONTEXT, TEXTS = 2048, 8
+CONTEXT, TEXTS = 2048, 8  # Tokens of a text, and the number of texts that are written at once
+BATCH = 512  # The most tokens of a pass
 
 
 class Program:
@@ -33,7 +34,7 @@ class Program:
         self._vocabulary = llama_cpp.llama_vocab_n_tokens(vocab)
         self._vocab = vocab
         self._threads = threads
-        self._batch = llama_cpp.llama_batch_init(512, 0, 1)
+        self._batch = llama_cpp.llama_batch_init(BATCH, 0, 1)
         self._contexts: dict[int, Any] = {}
 
     def _ends(self, token: int) -> bool:
@@ -45,7 +46,7 @@ class Program:
         api = self._api
         if texts not in self._contexts:
             wanted = api.llama_context_default_params()
-            wanted.n_ctx, wanted.n_seq_max, wanted.n_batch, wanted.n_ubatch = CONTEXT * texts, texts, 512, 512
+            wanted.n_ctx, wanted.n_seq_max, wanted.n_batch, wanted.n_ubatch = CONTEXT * texts, texts, BATCH, BATCH
             wanted.n_threads = wanted.n_threads_batch = self._threads
             self._contexts[texts] = api.llama_init_from_model(self._model, wanted)
         context = self._contexts[texts]
@@ -70,9 +71,9 @@ class Program:
 
     def _prefill(self, context: Any, ids: Sequence[int], text: int = 0) -> int:
         """Read a prompt; returns the first token after it."""
-        for start in range(0, len(ids), 512):
-            part = [(token, start + place, text) for place, token in enumerate(ids[start : start + 512])]
-            found = self._read(context, part, int(start + 512 >= len(ids)))
+        for start in range(0, len(ids), BATCH):
+            part = [(token, start + place, text) for place, token in enumerate(ids[start : start + BATCH])]
+            found = self._read(context, part, int(start + BATCH >= len(ids)))
         return found[0]
 
     def passes(self, widths: Sequence[int], context: int) -> dict[str, Any]:
