@@ -9,61 +9,23 @@
 #
 # Exits 0 if that is what happens, 1 if not.
 set -eu
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
-python3 -m venv "$folder/venv"
-"$folder/venv/bin/pip" install -q --disable-pip-version-check numpy==2.4.6 onnx==1.23.2 onnxruntime==1.32.0
+here=$(dirname "$0")
+. "$here/environment.sh" numpy==2.4.6 onnx==1.23.2 onnxruntime==1.32.0
 unset ORT_GQA_DISABLE_FLASH_ATTENTION
-OMP_NUM_THREADS=1 "$folder/venv/bin/python" - <<'PYTHON'
+PYTHONPATH="$here" "$python" - <<'PYTHON'
 import os
 import sys
 
 import numpy as np
-import onnx
-import onnxruntime as ort
-from onnx import TensorProto, helper
+from attention import VERSIONS, session
 
 HEADS, KEY_HEADS = 4, 1
-print(f"onnxruntime {ort.__version__}, onnx {onnx.__version__}, numpy {np.__version__}")
-
-
-def session(size):
-    inputs = {
-        "query": ["rows", "new", HEADS * size],
-        "key": ["rows", "new", KEY_HEADS * size],
-        "value": ["rows", "new", KEY_HEADS * size],
-        "past_key": ["rows", KEY_HEADS, "past", size],
-        "past_value": ["rows", KEY_HEADS, "past", size],
-        "lengths": ["rows"],
-        "total": [1],
-    }
-    outputs = {"mixed": inputs["query"]}
-    outputs |= {name: ["rows", KEY_HEADS, "all", size] for name in ("all_keys", "all_values")}
-    kinds = {"lengths": TensorProto.INT32, "total": TensorProto.INT32}
-    node = helper.make_node(
-        "GroupQueryAttention",
-        list(inputs),
-        list(outputs),
-        domain="com.microsoft",
-        num_heads=HEADS,
-        kv_num_heads=KEY_HEADS,
-    )
-    graph = helper.make_graph(
-        [node],
-        "attention",
-        [helper.make_tensor_value_info(one, kinds.get(one, TensorProto.FLOAT), dims) for one, dims in inputs.items()],
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, dims) for name, dims in outputs.items()],
-    )
-    sets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = 1
-    model = helper.make_model(graph, opset_imports=sets, ir_version=10).SerializeToString()
-    return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+print(VERSIONS)
 
 
 def differing(size, first, total):
     """Rows that differ between `first` tokens and then the others, and all `total` at once."""
-    made = session(size)
+    made = session(HEADS, KEY_HEADS, size)
     chance = np.random.default_rng(0)
     query = chance.standard_normal((1, total, HEADS * size), np.float32)
     key, value = chance.standard_normal((2, 1, total, KEY_HEADS * size), np.float32)

@@ -8,55 +8,18 @@
 #
 # Exits 0 if that is what happens, 1 if not.
 set -eu
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
-python3 -m venv "$folder/venv"
-"$folder/venv/bin/pip" install -q --disable-pip-version-check numpy==2.4.6 onnx==1.23.2 onnxruntime==1.32.0
+here=$(dirname "$0")
+. "$here/environment.sh" numpy==2.4.6 onnx==1.23.2 onnxruntime==1.32.0
 unset ORT_GQA_DISABLE_FLASH_ATTENTION
-OMP_NUM_THREADS=1 "$folder/venv/bin/python" - <<'PYTHON'
+PYTHONPATH="$here" "$python" - <<'PYTHON'
 import os
 import sys
 
 import numpy as np
-import onnx
-import onnxruntime as ort
-from onnx import TensorProto, helper
+from attention import VERSIONS, session
 
 HEADS, KEY_HEADS, SIZE, MOST = 9, 3, 64, 268
-print(f"onnxruntime {ort.__version__}, onnx {onnx.__version__}, numpy {np.__version__}")
-
-
-def session():
-    inputs = {
-        "query": ["rows", "new", HEADS * SIZE],
-        "key": ["rows", "new", KEY_HEADS * SIZE],
-        "value": ["rows", "new", KEY_HEADS * SIZE],
-        "past_key": ["rows", KEY_HEADS, "past", SIZE],
-        "past_value": ["rows", KEY_HEADS, "past", SIZE],
-        "lengths": ["rows"],
-        "total": [1],
-    }
-    kinds = {"lengths": TensorProto.INT32, "total": TensorProto.INT32}
-    node = helper.make_node(
-        "GroupQueryAttention",
-        list(inputs),
-        ["mixed", "all_keys", "all_values"],
-        domain="com.microsoft",
-        num_heads=HEADS,
-        kv_num_heads=KEY_HEADS,
-    )
-    graph = helper.make_graph(
-        [node],
-        "attention",
-        [helper.make_tensor_value_info(one, kinds.get(one, TensorProto.FLOAT), dims) for one, dims in inputs.items()],
-        [helper.make_tensor_value_info("mixed", TensorProto.FLOAT, ["rows", "new", HEADS * SIZE])],
-    )
-    sets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = 1
-    model = helper.make_model(graph, opset_imports=sets, ir_version=10).SerializeToString()
-    return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-
+print(VERSIONS)
 
 chance = np.random.default_rng(0)
 query = chance.standard_normal((1, MOST, HEADS * SIZE), np.float32)
@@ -79,14 +42,14 @@ def differing(made, few, many):
 
 
 pairs = [(129, 140), (130, 140), (257, 268)]
-flash = session()
+flash = session(HEADS, KEY_HEADS, SIZE)
 print("flash attention, the default:")
 seen = [differing(flash, *pair) for pair in pairs]
 os.environ["ORT_GQA_DISABLE_FLASH_ATTENTION"] = "1"
 print("the same session after ORT_GQA_DISABLE_FLASH_ATTENTION=1:")
 late = [differing(flash, *pair) for pair in pairs]
 print("a session made after it:")
-plain = session()
+plain = session(HEADS, KEY_HEADS, SIZE)
 without = [differing(plain, *pair) for pair in pairs]
 as_described = seen == late == [[128], [], [256]] and without == [[], [], []]
 print("as described" if as_described else "THE BEHAVIOUR HAS CHANGED")

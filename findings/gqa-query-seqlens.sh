@@ -11,60 +11,19 @@
 #
 # Exits 0 if that is what happens, 1 if not.
 set -eu
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
-python3 -m venv "$folder/venv"
-"$folder/venv/bin/pip" install -q --disable-pip-version-check numpy==2.4.6 onnx==1.23.2 onnxruntime==1.32.0
+here=$(dirname "$0")
+. "$here/environment.sh" numpy==2.4.6 onnx==1.23.2 onnxruntime==1.32.0
 unset ORT_GQA_DISABLE_FLASH_ATTENTION
-OMP_NUM_THREADS=1 "$folder/venv/bin/python" - <<'PYTHON'
+PYTHONPATH="$here" "$python" - <<'PYTHON'
 import sys
 
 import numpy as np
-import onnx
-import onnxruntime as ort
-from onnx import TensorProto, helper
+from attention import VERSIONS, session
 
-HEADS, KEY_HEADS, SIZE, PLACE = 4, 2, 64, 16  # query_seqlens is the 17th input
-print(f"onnxruntime {ort.__version__}, onnx {onnx.__version__}, numpy {np.__version__}")
+HEADS, KEY_HEADS, SIZE = 4, 2, 64
+print(VERSIONS)
 
-
-def session(counted):
-    inputs = {
-        "query": ["rows", "new", HEADS * SIZE],
-        "key": ["rows", "new", KEY_HEADS * SIZE],
-        "value": ["rows", "new", KEY_HEADS * SIZE],
-        "past_key": ["rows", KEY_HEADS, "past", SIZE],
-        "past_value": ["rows", KEY_HEADS, "past", SIZE],
-        "lengths": ["rows"],
-        "total": [1],
-    }
-    names = list(inputs)
-    if counted:
-        names += [""] * (PLACE - len(names)) + ["counts"]
-        inputs["counts"] = ["rows"]
-    kinds = dict.fromkeys(("lengths", "total", "counts"), TensorProto.INT32)
-    node = helper.make_node(
-        "GroupQueryAttention",
-        names,
-        ["mixed", "all_keys", "all_values"],
-        domain="com.microsoft",
-        num_heads=HEADS,
-        kv_num_heads=KEY_HEADS,
-    )
-    graph = helper.make_graph(
-        [node],
-        "attention",
-        [helper.make_tensor_value_info(one, kinds.get(one, TensorProto.FLOAT), dims) for one, dims in inputs.items()],
-        [helper.make_tensor_value_info("mixed", TensorProto.FLOAT, ["rows", "new", HEADS * SIZE])],
-    )
-    sets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
-    options = ort.SessionOptions()
-    options.intra_op_num_threads, options.log_severity_level = 1, 4
-    model = helper.make_model(graph, opset_imports=sets, ir_version=10).SerializeToString()
-    return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-
-
-counting, plain = session(True), session(False)
+counting, plain = session(HEADS, KEY_HEADS, SIZE, counted=True), session(HEADS, KEY_HEADS, SIZE)
 chance = np.random.default_rng(0)
 
 

@@ -8,12 +8,9 @@
 #
 # Exits 0 if that is what happens, 1 if not.
 set -eu
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
-python3 -m venv "$folder/venv"
-"$folder/venv/bin/pip" install -q --disable-pip-version-check \
-    ml_dtypes==0.6.0 numpy==2.4.6 onnx==1.23.2 onnx_ir==1.1.0 onnxruntime==1.32.0
-OMP_NUM_THREADS=1 "$folder/venv/bin/python" - "$folder/model.onnx" <<'PYTHON'
+here=$(dirname "$0")
+. "$here/environment.sh" ml_dtypes==0.6.0 numpy==2.4.6 onnx==1.23.2 onnx_ir==1.1.0 onnxruntime==1.32.0
+"$python" - "$folder/model.onnx" <<'PYTHON'
 import sys
 
 import numpy as np

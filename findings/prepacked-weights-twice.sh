@@ -7,11 +7,9 @@
 #
 # Exits 0 if that is what happens, 1 if not.
 set -eu
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
-python3 -m venv "$folder/venv"
-"$folder/venv/bin/pip" install -q --disable-pip-version-check numpy==2.4.6 onnx==1.23.2 onnxruntime==1.32.0
-OMP_NUM_THREADS=1 "$folder/venv/bin/python" - "$folder" <<'PYTHON'
+here=$(dirname "$0")
+. "$here/environment.sh" numpy==2.4.6 onnx==1.23.2 onnxruntime==1.32.0
+"$python" - "$folder" <<'PYTHON'
 import sys
 from pathlib import Path
 
