@@ -68,7 +68,7 @@ class StoredModel:
         """
         stated = next((dtype for name in DTYPES if (dtype := checkpoint.settings().get(name)) is not None), "float32")
         form = form_of(checkpoint, table, "onnx", "cpu")
-        if table.dtype not in ("auto", "float32") if form == PACKED else "float32" not in (table.dtype, stated):
+        if form != PACKED and "float32" not in (table.dtype, stated):
             return None  # without reading its weights: graphs are of float32
         if "pard_token" in checkpoint.settings():
             return None  # the stored facts do not say that it drafts in parallel
