@@ -1,7 +1,6 @@
 """``python -m specctl.models.files.unpack_gguf FILE FOLDER``: a GGUF file as a checkpoint that specctl runs.
 
-transformers reads the file and saves its weights in float32. This module adds the scaling of rotary positions, which
-transformers ignores: a GGUF file has it as tensors (Llama 3, Phi 3) or as ``rope.scaling`` keys.
+transformers reads the file and saves its weights in float32.
 """
 
 import argparse
@@ -30,18 +29,17 @@ def unpack(file: Path, folder: Path) -> None:
         raise UsageError(f"{folder} exists already.", "Name a folder that does not exist.")
     if not file.is_file():
         raise UsageError(f"There is no file {file}.", "Paths are relative to the current directory.")
-    file_ = GgufFile(file)
+    opened = GgufFile(file)
     from transformers import AutoModelForCausalLM, GgufConfig
 
-    with file_.read():
+    with opened.read():
         model = AutoModelForCausalLM.from_pretrained(
             file.parent, gguf_file=file.name, dtype="float32", quantization_config=GgufConfig(dequantize=True)
         )
-    model.config = file_.config()
 
     def write(made: Path) -> None:
         model.save_pretrained(made)
-        describe(file_, made)
+        describe(opened, made)  # replaces what transformers makes of the file's configuration
 
     write_folder(folder, write)
 
