@@ -260,13 +260,16 @@ class Checkpoint:
                 return dict.fromkeys(file.keys(), path)
         return {name: self.folder / file for name, file in self._remote_headers().weight_map.items()}
 
-    def read(self, names: Iterable[str]) -> dict[str, "torch.Tensor"]:
+    def read(self, names: Iterable[str], files: Mapping[str, Path] | None = None) -> dict[str, "torch.Tensor"]:
         """Read some tensors, each from its file, and no others.
+
+        ``files`` are those of `tensor_files`, on this machine; None to fetch missing ones and find each tensor's.
 
         Raises ModelError where a file is missing or damaged, or does not hold a tensor that the index promises.
         """
-        self.fetch_weights()
-        files = self.tensor_files()
+        if files is None:
+            self.fetch_weights()
+            files = self.tensor_files()
         found: dict[str, torch.Tensor] = {}
         for path, group in groupby(sorted(names, key=files.__getitem__), key=files.__getitem__):
             with self._opened(path, "pt") as file:

@@ -145,7 +145,7 @@ class CheckpointWeights(Weights):
     """A quantised checkpoint's weights, read when they are needed.
 
     Args:
-        checkpoint: its files.
+        checkpoint: its files, on this machine.
         form: of its quantised layers.
         model: its skeleton, for names and shapes.
 
@@ -199,7 +199,7 @@ class CheckpointWeights(Weights):
         return found
 
     def _read(self, name: str) -> "np.ndarray":
-        tensor = self._checkpoint.read([name])[name]
+        tensor = self._checkpoint.read([name], self._files)[name]
         found: np.ndarray = (tensor.float() if tensor.is_floating_point() else tensor).numpy()
         return found
 
