@@ -61,13 +61,13 @@ class StoredModel:
 
     @classmethod
     def find(
-        cls, checkpoint: Checkpoint, table: ModelTable, trees: bool, ids: DraftVocabulary | None
+        cls, checkpoint: Checkpoint, table: ModelTable, engine: Engine, trees: bool, ids: DraftVocabulary | None
     ) -> "StoredModel | None":
-        """Find a model's stored graph, with ``trees`` one with tree support if the model allows it. None if the graph
-        or the model's facts are not stored.
+        """Find the stored graph of a model that ``engine`` is to run, with ``trees`` one with tree support if the model
+        allows it. None if the graph or the model's facts are not stored.
         """
         stated = next((dtype for name in DTYPES if (dtype := checkpoint.settings().get(name)) is not None), "float32")
-        form = form_of(checkpoint, table, "onnx", "cpu")
+        form = form_of(checkpoint, table, engine, "cpu")
         if form != PACKED and "float32" not in (table.dtype, stated):
             return None  # without reading its weights: graphs are of float32
         if "pard_token" in checkpoint.settings():
@@ -469,7 +469,7 @@ def find_stored(members: Sequence[PairMember], profile: Profile, settings: Engin
     for place in wanted:
         one = members[place]
         checkpoint = locate(one.table, one.role)
-        found = StoredModel.find(checkpoint, one.table, settings.trees, _draft_ids(one, stored[0]))
+        found = StoredModel.find(checkpoint, one.table, settings.engine, settings.trees, _draft_ids(one, stored[0]))
         if found is None:
             return None
         if settings.engine == "auto" and found.rounding != PACKED:  # whose choice the times of both engines decide

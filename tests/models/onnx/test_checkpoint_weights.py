@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from specctl.models.files.checkpoint import locate
 from specctl.models.loading.assembly import load_pair
+from specctl.models.loading.pair_members import StoredModel
 from specctl.models.onnx.blocks import Blocks
 from specctl.models.onnx.checkpoint_weights import AWQ_ORDER, format_of
 from specctl.models.onnx.skeletons import lent, packed_model
@@ -140,6 +141,10 @@ def test_checkpoints_run_as_they_are(tmp_path: Path, kind: str) -> None:
         slot = load_pair(profile, drafts=(), engines=settings, torch_weights=False, models=False).target
         found = torch.as_tensor(slot.extend(ids, 20).logits)
         assert ((found - expected).square().mean().sqrt() / expected.std()) < 0.05
+
+    files = locate(profile.target, "target")
+    assert StoredModel.find(files, profile.target, "onnx", settings.trees, None) is not None
+    assert StoredModel.find(files, profile.target, "auto", settings.trees, None) is None, "torch runs it"
 
 
 @needs_onnx
