@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from specctl.errors import ModelError, pip_install, too_deep
-from specctl.models.files.gguf import is_gguf, small_files
+from specctl.models.files.gguf import GgufFile, is_gguf, small_files
 from specctl.models.files.library_calls import ADAPTER, adapter, explained, hushed_hub, pickle_only, similar_models
 from specctl.profile.schema import ModelTable
 
@@ -298,8 +298,6 @@ class Checkpoint:
         counts: Counter[str] = Counter()
         shapes: dict[str, tuple[int, ...]] = {}
         if self.weights is not None:
-            from specctl.models.files.gguf import GgufFile
-
             for name, tensor in GgufFile(self.weights).tensors.items():
                 shapes[name] = tuple(map(int, reversed(tensor.shape)))
                 counts[tensor.tensor_type.name] += math.prod(shapes[name])

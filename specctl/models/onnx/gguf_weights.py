@@ -25,13 +25,14 @@ class GgufWeights(Weights):
     Args:
         file: as it was opened.
         model: its skeleton, for names and shapes.
+        role: the model's, for hints.
 
     Raises:
         ModelError: the file lacks a parameter, has one of another shape, or one in a form without a reader.
     """
 
-    def __init__(self, file: GgufFile, model: "PreTrainedModel") -> None:
-        self.file = file
+    def __init__(self, file: GgufFile, model: "PreTrainedModel", role: str) -> None:
+        self.file, self._role = file, role
         with file.read():
             from transformers.modeling_gguf_pytorch_utils import (
                 TENSOR_PROCESSORS,
@@ -51,7 +52,7 @@ class GgufWeights(Weights):
             self._require(name, tuple(parameter.shape))
 
     def _require(self, name: str, shape: tuple[int, ...]) -> None:
-        unpack = unpacking(self.file.path, "target")
+        unpack = unpacking(self.file.path, self._role)
         if len(shape) > 2:  # experts
             raise ModelError(f"{self.file.path} has experts or convolutions, which no graph runs.", unpack)
         tensor = self._tensors.get(name)

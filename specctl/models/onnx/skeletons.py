@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from specctl.models.files.checkpoint import Checkpoint
+from specctl.models.files.gguf import GgufFile
 from specctl.models.files.skeleton import load_config, skeleton
 
 if TYPE_CHECKING:
@@ -29,10 +30,9 @@ def packed_weights(checkpoint: Checkpoint, model: "PreTrainedModel") -> "Weights
         Unable: another checkpoint cannot run as it is.
     """
     if checkpoint.weights is not None:
-        from specctl.models.files.gguf import GgufFile
         from specctl.models.onnx.gguf_weights import GgufWeights
 
-        return GgufWeights(GgufFile(checkpoint.weights), model)
+        return GgufWeights(GgufFile(checkpoint.weights), model, checkpoint.role)
     from specctl.models.onnx.checkpoint_weights import CheckpointWeights, format_of
 
     return CheckpointWeights(checkpoint, format_of(checkpoint.quantization()), model)

@@ -177,6 +177,9 @@ def test_files_that_cannot_run(tmp_path: Path) -> None:
         with pytest.raises(ModelError, match=said) as caught:
             pair(other)
         assert "unpack_gguf" in caught.value.hint
+        with pytest.raises(ModelError, match=said) as caught:
+            packed_model(locate(ModelTable(model=str(other)), "draft"))
+        assert "in [draft]" in caught.value.hint
 
 
 def test_a_vocabulary_of_another_size(tmp_path: Path) -> None:
