@@ -343,9 +343,9 @@ class _Examination:
                 f"{checkpoint} leaves {gib(room)} free, but the cache of {CACHE_TOKENS} token{takes} {gib(work)}: use "
                 "short prompts or a device with more memory."
             )
-        form = self.tables[checkpoint.role].quantize
-        here = self.report.here and placement.shares.keys() == {"cpu"}
-        if engine == "onnx" and form is not None and here and (products := integer_products()) is not None:
+        graph = self.facts[checkpoint.role].graph
+        form = None if graph is None or graph.refused is not None else graph.form
+        if form not in (None, PACKED) and (products := integer_products()) is not None:
             slow = f"{form} weights are unpacked in every pass: this processor has no integer products for onnxruntime"
             advice.append(f"{checkpoint}: {f'{form} weights are multiplied with {products}' if products else slow}.")
         making = int(engine_named(engine).making * need.weight_bytes(placement.dtype))

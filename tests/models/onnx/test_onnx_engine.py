@@ -356,6 +356,9 @@ def test_doctor_names_the_instructions_of_integer_products(
     report = diagnose(small_pair(tmp_path, "target.quantize=int4"))
     assert [line.partition("': ")[2] for line in report.advice if "int4 weights" in line] == advice
     assert not any("int4 weights" in line for line in diagnose(small_pair(tmp_path)).advice)
+    monkeypatch.setattr("specctl.doctor.diagnosis.rounded_graph", lambda *_: (None, "torch runs it"))
+    report = diagnose(small_pair(tmp_path, "target.quantize=int4"))
+    assert not any("int4 weights" in line for line in report.advice)
 
 
 @needs_onnx
