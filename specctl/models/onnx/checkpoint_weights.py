@@ -93,7 +93,7 @@ class Gptq(Format):
         scales = read("scales").T  # (N, G)
         order = read("g_idx").astype(np.int64)
         if not np.array_equal(order, np.arange(inputs) // (inputs // scales.shape[1])):
-            raise Unable("its inputs are ordered by their activations (desc_act), so that groups are no blocks")
+            raise Unable("its inputs are ordered by their activations (desc_act), so that its groups are not blocks")
         packed = read("qzeros").view(np.uint32)
         if self._less:  # 1 in all zeros of a number at once, as GPTQModel does, so that a borrowed bit is given back
             packed = packed + np.uint32(0x11111111 if self.bits == 4 else 0x01010101)
