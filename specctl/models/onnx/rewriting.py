@@ -57,11 +57,15 @@ def replace(graph: ir.Graph, old: ir.Node, new: ir.Node, pairs: Sequence[tuple[i
     """Replace a node. Each old value, even an output, becomes a new value of the same name."""
     graph.insert_after(old, new)
     for had, has in pairs:
-        has.shape, has.type = had.shape, had.type
-        name = had.name
-        had.replace_all_uses_with(has, replace_graph_outputs=True)
-        had.name = None
-        has.name = name
+        take_place(had, has)
+
+
+def take_place(old: ir.Value, new: ir.Value) -> None:
+    """Let a value replace another one, even an output, and have its name, type and shape."""
+    new.shape, new.type, name = old.shape, old.type, old.name
+    old.replace_all_uses_with(new, replace_graph_outputs=True)
+    old.name = None
+    new.name = name
 
 
 def set_inputs(node: ir.Node, inputs: Sequence[ir.Value | None]) -> None:
@@ -212,10 +216,7 @@ def join_products(graph: ir.Graph) -> None:
         )
         graph.insert_before(first, [product, split])
         for node, part in zip(products, split.outputs, strict=True):
-            had = node.outputs[0]
-            part.shape, part.type, name = had.shape, had.type, had.name
-            had.replace_all_uses_with(part, replace_graph_outputs=True)
-            had.name, part.name = None, name
+            take_place(node.outputs[0], part)
             graph.remove(node, safe=True)
 
 
@@ -328,7 +329,7 @@ def fuse_rotation(
     *,
     placed: bool,
 ) -> None:
-    """Let attention rotate queries and keys with tables for all positions; ``placed`` as in `fusions.fuse`."""
+    """Let attention rotate queries and keys with tables for all positions; ``placed`` as in `fuse`."""
     by_head = [headed(value) for value in attention.inputs[:2]]
     query, key = (_rotated_by(value) for value in by_head)
     if query is None or key is None:
@@ -636,7 +637,7 @@ def quantize(model: ir.Model, bits: int | None) -> int:
         if len(parts) > 1:
             last = ir.node("Concat", [part.outputs[0] for part in parts], {"axis": -1})
             model.graph.insert_before(node, last)
-        _replace_by(node, last)
+        take_place(result, last.outputs[0])
         model.graph.remove(node, safe=True)
         count += bits is None or node is not output  # the output layer alone is not worth a graph
     common.CommonSubexpressionEliminationPass()(model)  # sums of the same inputs
@@ -681,15 +682,6 @@ def _is_ids(value: ir.Value | None) -> bool:
     while (reshape := made_by(value, "Reshape")) is not None:
         value = reshape.inputs[0]
     return value is not None and value.name == "ids"
-
-
-def _replace_by(old: ir.Node, new: ir.Node) -> None:
-    """Let the readers of a node's result read another node's, which is in the graph already."""
-    had, has = old.outputs[0], new.outputs[0]
-    has.shape, has.type, name = had.shape, had.type, had.name
-    had.replace_all_uses_with(has, replace_graph_outputs=True)
-    had.name = None
-    has.name = name
 
 
 def _product(

@@ -3,10 +3,11 @@
 import numpy as np
 import onnx_ir as ir
 
-CACHES, LENGTHS, PLACES, QUERIES = slice(3, 5), 5, 9, 16
-"""Places of GroupQueryAttention's inputs: the two caches, the sequences' lengths, the tokens' positions, and how many
-tokens of each sequence are valid."""
+from specctl.models.onnx.rewriting import set_inputs
 
+CACHES, PLACES, QUERIES = slice(3, 5), 9, 16
+"""Places of GroupQueryAttention's inputs: the two caches, the tokens' positions, and how many tokens of each sequence
+are valid."""
 
 MOST_LOGITS = 1 << 17
 """The most logits of a token of which a graph computes signals. With two layers of width 64, that took 0.93 of the
@@ -49,9 +50,7 @@ def attend_by_sequence(graph: ir.Graph) -> None:
         for cache in (*inputs[CACHES], *node.outputs[1:]):
             if cache is not None and cache.shape is not None:
                 cache.shape = ir.Shape(["sequences", *cache.shape.dims[1:]])
-        node.resize_inputs(len(inputs))
-        for place, value in enumerate(inputs):
-            node.replace_input_with(place, value)
+        set_inputs(node, inputs)
         result = node.outputs[0]
         back = ir.node("GatherND", [result, packed])
         result.replace_all_uses_with(back.outputs[0])
