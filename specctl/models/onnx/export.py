@@ -17,6 +17,7 @@ from transformers.masking_utils import AttentionMaskInterface
 
 from specctl.models.onnx.graph import state_name
 from specctl.models.onnx.rewriting import MICROSOFT
+from specctl.models.onnx.store import first_line
 from specctl.models.onnx.weights import LoadedWeights, Weight, Weights
 from specctl.models.passes.cache import cache_argument
 from specctl.models.passes.watching import LAST, decoder, decoder_layers
@@ -110,15 +111,14 @@ def _without_numbers(network: nn.Module) -> Iterator[set[str]]:
             setattr(module, name, weight)
 
 
-def _reason(error: BaseException) -> CannotExport:
-    """The reason in an exporter's error: the `CannotExport` in its chain, or its first line."""
+def _reason(error: Exception) -> CannotExport:
+    """The reason in an exporter's error: the `CannotExport` in its chain, or the first line of the innermost error."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, CannotExport):
             return CannotExport(*cause.args)
         last, cause = cause, cause.__cause__ or cause.__context__
-    line = next(iter(str(last).strip().splitlines()), type(last).__name__)
-    return CannotExport(f"torch cannot export it ({type(last).__name__}: {line[:200]})")
+    return CannotExport(f"torch cannot export it ({type(last).__name__}: {first_line(last)})")
 
 
 def attention_node(

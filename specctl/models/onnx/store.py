@@ -231,7 +231,7 @@ class Unable(Exception):  # noqa: N818 - it is a finding
         self.lasting = lasting
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """The first line of an error's message, cut to 200 characters; the error's type if the message is empty."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)[:200]
 
