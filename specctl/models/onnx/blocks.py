@@ -175,7 +175,7 @@ class Blocks:
         outputs, blocks = self.scales.shape
         found = np.empty((outputs, self.inputs), dtype=np.float32)
         for part in _pieces(outputs, blocks * self.block):
-            groups = _unpacked(self.codes[part], self.bits).astype(np.float32)  # (n, B, block)
+            groups = unpacked(self.codes[part], self.bits).astype(np.float32)  # (n, B, block)
             groups -= self.middle if self.zeros is None else self.zeros[part][..., None]
             groups *= self.scales[part][..., None]
             if self.minima is not None:
@@ -211,6 +211,6 @@ def _packed(codes: "np.ndarray", bits: int) -> "np.ndarray":
     return np.ascontiguousarray(codes) if bits == 8 else codes[..., 0::2] | codes[..., 1::2] << 4
 
 
-def _unpacked(codes: "np.ndarray", bits: int) -> "np.ndarray":
-    """The inverse of `_packed`."""
+def unpacked(codes: "np.ndarray", bits: int) -> "np.ndarray":
+    """Codes of ``bits`` bits each, the low bits first, as one in each byte; the last dimension grows."""
     return codes if bits == 8 else np.stack((codes & 15, codes >> 4), -1).reshape(*codes.shape[:-1], -1)

@@ -8,7 +8,7 @@ import numpy as np
 
 from specctl.errors import ModelError
 from specctl.models.files.checkpoint import Checkpoint
-from specctl.models.onnx.blocks import Blocks
+from specctl.models.onnx.blocks import Blocks, unpacked
 from specctl.models.onnx.store import Unable
 from specctl.models.onnx.weights import Weights
 
@@ -206,5 +206,4 @@ class CheckpointWeights(Weights):
 
 def _unpacked(packed: "np.ndarray", bits: int) -> "np.ndarray":
     """Codes ``(M, C * 32 / bits)`` uint8 of numbers ``(M, C)`` int32, the low bits first."""
-    whole = np.ascontiguousarray(packed).view(np.uint8)  # (M, C * 4), the low byte first
-    return whole if bits == 8 else np.stack((whole & 15, whole >> 4), -1).reshape(len(whole), -1)
+    return unpacked(np.ascontiguousarray(packed).view(np.uint8), bits)  # of (M, C * 4), the low byte first
