@@ -83,16 +83,16 @@ def torch_runners(model: PreTrainedModel, compiles: bool) -> dict[str, Slot]:
     return runners
 
 
-def graph_bytes(model: PreTrainedModel, quantize: str | None) -> float:
-    """Bytes of the weights that a pass of onnxruntime reads: those of linear layers, the output layer in float32."""
-    from specctl.models.onnx.blocks import BLOCK
-    from specctl.models.onnx.rewriting import BITS
+def graph_bytes(model: PreTrainedModel, quantize: str | None) -> int:
+    """Bytes of the weights that a pass of onnxruntime reads: those of linear layers, if wanted `rounded`."""
+    from specctl.models.onnx.blocks import BITS, OUTPUT_BITS, rounded_nbytes
 
-    whole = torch.float32.itemsize
-    size = whole if quantize is None else BITS[quantize] / 8 + (whole + BITS[quantize] / 8) / BLOCK
     output = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
-    return sum(layer.in_features * layer.out_features * (whole if layer is output else size) for layer in layers)
+    if quantize is None:
+        return sum(layer.weight.numel() * torch.float32.itemsize for layer in layers)
+    bits = {layer: OUTPUT_BITS if layer is output else BITS[quantize] for layer in layers}
+    return sum(rounded_nbytes(layer.weight.shape, bits[layer]) for layer in layers)
 
 
 def torch_bytes(model: PreTrainedModel) -> int:

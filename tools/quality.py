@@ -28,9 +28,8 @@ from specctl.decoding.prompt_format import PromptFormat
 from specctl.decoding.sampling import Sampling
 from specctl.models.files.tokenizer import Tokenizer
 from specctl.models.loading.model import load_model
-from specctl.models.onnx.blocks import BLOCK, Blocks, Form
+from specctl.models.onnx.blocks import BITS, BLOCK, Blocks, Form
 from specctl.models.onnx.check import coarse
-from specctl.models.onnx.rewriting import BITS
 from specctl.models.running.eager import EagerPasses
 from specctl.models.running.slot import Slot
 from specctl.profile.schema import ModelTable

@@ -15,10 +15,10 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from specctl.errors import of_onnxruntime, out_of_memory
+from specctl.models.onnx.blocks import BITS, OUTPUT_BITS, rounded
 from specctl.models.onnx.export import watched
 from specctl.models.onnx.graph import state_name
 from specctl.models.onnx.passes import OnnxPasses
-from specctl.models.onnx.rewriting import BITS, OUTPUT_BITS, rounded
 from specctl.models.onnx.skeletons import lent
 from specctl.models.onnx.store import Unable, first_line
 from specctl.models.onnx.weights import Weights

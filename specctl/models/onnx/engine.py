@@ -79,7 +79,7 @@ def build_onnx_runner(
         vocabulary: the pair's shared vocabulary.
         name: the model's name for messages.
         settings: the engine settings, with the callbacks for notices.
-        quantize: of `rewriting.BITS`, `PACKED` or None.
+        quantize: of `blocks.BITS`, `PACKED` or None.
         key: from `key_of`; None if not known yet.
         keeps: whether torch's weights stay in memory; without them the model is left as by `release`.
         files: see `key_of`.
@@ -239,9 +239,9 @@ def _write(
     unless 0.
     """
     require_exporter()
-    from specctl.models.onnx.blocks import NotFinite
+    from specctl.models.onnx.blocks import BITS, NotFinite
     from specctl.models.onnx.export import CannotExport, exported
-    from specctl.models.onnx.rewriting import BITS, fuse, position_table, round_alike
+    from specctl.models.onnx.rewriting import fuse, position_table, round_alike
     from specctl.models.onnx.rewriting import quantize as round_weights
     from specctl.models.onnx.sequences import attend_by_sequence, tell_signals
     from specctl.models.onnx.weights import save
@@ -278,10 +278,6 @@ def may_be_faster(model: "PreTrainedModel", where: Where) -> bool:
     return packages_there() and where.device.type == "cpu" and obstacle(model, where) is None
 
 
-ROUNDED = {"int8": 1 + 4 / 32, "int4": 1 / 2 + 4.5 / 32}
-"""Bytes of a weight in blocks of 32, each with a scale, and with a zero in 4 bits."""
-
-
 def rounded_bytes(model: "PreTrainedModel", form: str) -> int:
     """The approximate size of a model's graph with rounded weights, on disk and in memory.
 
@@ -291,11 +287,15 @@ def rounded_bytes(model: "PreTrainedModel", form: str) -> int:
     """
     from torch import nn
 
-    output: nn.Module | None = model.get_output_embeddings()  # type: ignore[no-untyped-call]
-    products = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
-    found = sum(layer.weight.numel() * ROUNDED["int8" if layer is output else form] for layer in products)
-    rounded = {id(layer.weight) for layer in products}  # with embeddings that are the output layer
-    return int(found + sum(4 * weight.numel() for weight in model.parameters() if id(weight) not in rounded))
+    from specctl.models.onnx.blocks import BITS, OUTPUT_BITS, rounded_nbytes
+
+    vocabulary = model.get_input_embeddings(), model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    found = {id(weight): 4 * weight.numel() for weight in model.parameters()}
+    for layer in model.modules():
+        if layer in vocabulary or isinstance(layer, nn.Linear):
+            bits = OUTPUT_BITS if layer in vocabulary else BITS[form]
+            found[id(layer.weight)] = rounded_nbytes(layer.weight.shape, bits)  # type: ignore[arg-type]
+    return sum(found.values())
 
 
 def no_room(weights: int, folder: Path) -> str | None:

@@ -9,7 +9,7 @@ import onnxruntime
 from onnx_ir.passes import common
 from onnxscript import optimizer
 
-from specctl.models.onnx.blocks import BLOCK, Blocks
+from specctl.models.onnx.blocks import OUTPUT_BITS, Blocks, rounded
 from specctl.models.onnx.graph import NARROWEST
 from specctl.models.onnx.weights import Lazy, Weight, weight_of
 
@@ -577,23 +577,8 @@ def _fuse_rows(graph: ir.Graph, gather: ir.Node) -> None:
     replace(graph, after, plain, [(after.outputs[0], plain.outputs[0])])
 
 
-BITS = {"int8": 8, "int4": 4}
-WIDE_BLOCK = 64
-"""Weights of 8 bits that share a scale, where K is a multiple: passes of 5 tokens take two thirds of the time of blocks
-of 32. In 4 bits, a lone row rounds otherwise than several with blocks of 64 and AVX-512."""
-OUTPUT_BITS = 8  # Of the output layer, as in files of llama.cpp: rounded to 4 bits, it costs more than other layers
 INT8_ACTIVATIONS = 4
 """The accuracy level at which each token's inputs are rounded to 8 bits too, in blocks, for integer arithmetic."""
-
-
-def rounded(weight: "np.ndarray", bits: int) -> Blocks:
-    """Weights ``(N, K)`` in the form that graphs take.
-
-    Raises:
-        NotFinite: a weight is NaN or infinite.
-    """
-    wide = bits == 8 and weight.shape[1] % WIDE_BLOCK == 0
-    return Blocks.of(weight, bits, block=WIDE_BLOCK if wide else BLOCK, form="symmetric")
 
 
 def quantize(model: ir.Model, bits: int | None) -> int:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specctl.models.onnx.blocks import PIECE, Blocks, Form, NotFinite
+from specctl.models.onnx.blocks import PIECE, Blocks, Form, NotFinite, rounded, rounded_nbytes
 from tests.support.onnx_models import needs_onnx
 
 FORMS: tuple[Form, ...] = ("symmetric", "zeros", "minima")
@@ -82,6 +82,12 @@ def test_the_largest_floats_are_rounded_too() -> None:
     given = np.array([[2e38, -2e38, 1e38, 0.0] * 8], dtype=np.float32)
     for form in FORMS:
         np.testing.assert_allclose(Blocks.of(given, 8, form=form).values(), given, atol=2e36)
+
+
+@pytest.mark.parametrize(("bits", "inputs"), [*itertools.product((4, 8), (32, 64, 70))])
+def test_the_size_of_rounded_weights_is_known_from_their_shape(bits: int, inputs: int) -> None:
+    given = weights(inputs=inputs)
+    assert rounded(given, bits).nbytes == rounded_nbytes(given.shape, bits)
 
 
 def test_outputs_are_joined_and_taken_apart() -> None:

@@ -138,8 +138,9 @@ def test_rounded_embeddings_and_the_output_layer_tied_to_them_share_their_bytes(
     import onnx_ir as ir
     import onnxruntime
 
+    from specctl.models.onnx.blocks import rounded
     from specctl.models.onnx.export import exported
-    from specctl.models.onnx.rewriting import fuse, position_table, quantize, rounded
+    from specctl.models.onnx.rewriting import fuse, position_table, quantize
     from specctl.models.onnx.weights import save
 
     model = make()

@@ -485,7 +485,7 @@ def test_a_model_without_products_to_round() -> None:
 
 @needs_onnx
 def test_every_value_that_onnxruntime_has_a_form_for_is_known() -> None:
-    from specctl.models.onnx.rewriting import BITS
+    from specctl.models.onnx.blocks import BITS
 
     assert tuple(BITS) == ENGINES["onnx"].forms
 
