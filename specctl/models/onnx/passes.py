@@ -251,9 +251,12 @@ class OnnxPasses(Passes):
         """Memory for logits or a layer's states, shared by kinds of passes with about as many rows."""
         size = 1 << (rows - 1).bit_length()
         if (found := self._results.get((layer, size))) is None:
-            width = self.graph.columns if layer is None else self.graph.width
-            found = self._results[layer, size] = self.memory.zeros((size, width), self.graph.dtype)
+            found = self._results[layer, size] = self._own_room(layer, size)
         return found[:rows]
+
+    def _own_room(self, layer: int | None, rows: int) -> Any:  # (rows, columns or width)
+        width = self.graph.columns if layer is None else self.graph.width
+        return self.memory.zeros((rows, width), self.graph.dtype)
 
     def _one(self, request: Request) -> Forward:
         """A pass over one sequence; the next one may overwrite numpy's logits and states."""
@@ -462,32 +465,24 @@ class OnnxPasses(Passes):
     def _results_of(self, kind: _Kind) -> Results:
         """Memory for the results of a kind of pass, shared by narrow ones."""
         shared = kind.longest <= BOUND_WIDTH
-        if shared:
-            logits, states = (
-                self._room(None, kind.rows),
-                {layer: self._room(layer, kind.width) for layer in kind.layers},
-            )
-        else:
-            logits = self.memory.zeros((kind.rows, self.graph.columns), self.graph.dtype)
-            states = {
-                layer: self.memory.zeros((kind.width, self.graph.width), self.graph.dtype) for layer in kind.layers
-            }
+        room = self._room if shared else self._own_room
+        logits, states = room(None, kind.rows), {layer: room(layer, kind.width) for layer in kind.layers}
         signals = (np.zeros(kind.rows, np.float32), np.zeros(kind.rows, np.float32)) if kind.signals else None
         return Results(logits, states, shared, signals)
 
     def _bias(self, width: int, longest: int, after: int, seen: Seen | None) -> npt.NDArray[np.float32]:
-        """``(1, 1, T, S)`` attention bias: hides from each token of a tree the tokens that it does not see; 0
-        elsewhere.
+        """Attention bias ``(1, 1, S, C + S)`` after C tokens: hides from each token of a tree the tokens that it does
+        not see; 0 elsewhere.
         """
-        end, width = after + width, longest
-        shape = 1, 1, width, after + width
+        shape = 1, 1, longest, after + longest
         if seen is not None:
-            bias = np.zeros(shape, dtype=np.float32)
+            bias, end = np.zeros(shape, dtype=np.float32), after + width
             bias[0, 0, : len(seen), end - seen.shape[1] : end] = np.where(seen, np.float32(0), np.finfo(np.float32).min)
             return bias
-        if self._no_bias.size < width * (after + width):
-            self._no_bias = ON_HOST.zeros([2 * width * (after + width)], "float32")
-        return self._no_bias[: width * (after + width)].reshape(shape)
+        size = longest * (after + longest)
+        if self._no_bias.size < size:
+            self._no_bias = ON_HOST.zeros([2 * size], "float32")
+        return self._no_bias[:size].reshape(shape)
 
 
 def _piece(tokens: int) -> int:
