@@ -85,14 +85,14 @@ def tell_signals(graph: ir.Graph) -> None:
     for place, node in enumerate((*computing, *nothing)):  # onnx_ir names values without a look at the outer graph
         node.outputs[0].name = f"signals.{place}"
     for node in (entropy, top, *nothing):
-        node.outputs[0].type, node.outputs[0].shape = logits.type, ir.Shape([1, "told"])
+        node.outputs[0].type, node.outputs[0].shape = logits.type, ir.Shape([1, "computed"])
     branches = {
-        "then_branch": ir.Graph([], [entropy.outputs[0], top.outputs[0]], nodes=computing, name="told"),
-        "else_branch": ir.Graph([], [node.outputs[0] for node in nothing], nodes=nothing, name="untold"),
+        "then_branch": ir.Graph([], [entropy.outputs[0], top.outputs[0]], nodes=computing, name="computed"),
+        "else_branch": ir.Graph([], [node.outputs[0] for node in nothing], nodes=nothing, name="skipped"),
     }
     choice = ir.node("If", [wanted], branches, num_outputs=2)
     graph.append(choice)
     graph.inputs.append(wanted)
     for made, name in zip(choice.outputs, ("entropy", "top_prob"), strict=True):
-        made.name, made.type, made.shape = name, logits.type, ir.Shape([1, "told"])
+        made.name, made.type, made.shape = name, logits.type, ir.Shape([1, "computed"])
         graph.outputs.append(made)
