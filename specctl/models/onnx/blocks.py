@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Literal, Self
 
 import numpy as np
@@ -114,11 +115,13 @@ class Blocks:
         return cls(_packed(codes, bits), scales, zeros, minima, bits, blocks * block)
 
     @classmethod
-    def joined(cls, parts: "Sequence[Blocks]") -> "Blocks | None":
-        """The outputs of all parts, one after the other; None where the parts differ in anything else."""
+    def joined(cls, parts: "Sequence[Blocks]") -> "list[Blocks]":
+        """The outputs of all parts, one after the other; neighbours of the same kind as one."""
+        return [cls._joined(list(same)) for _, same in groupby(parts, key=lambda part: part.kind)]
+
+    @classmethod
+    def _joined(cls, parts: "Sequence[Blocks]") -> "Blocks":
         first = parts[0]
-        if any(part.kind != first.kind for part in parts):
-            return None
         if len(parts) == 1:
             return first
 

@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -105,10 +104,7 @@ class Weight(Lazy):
         """
         found = [self.source.blocks(name) for name in self.names] if self.turned else []
         known = [part for part in found if part is not None]
-        if len(known) < len(found):
-            return []
-        joined = (Blocks.joined(list(parts)) for _, parts in groupby(known, key=lambda part: part.kind))
-        return [part for part in joined if part is not None]
+        return Blocks.joined(known) if len(known) == len(found) else []
 
     @classmethod
     def joined(cls, weights: "Sequence[Weight]") -> "Weight":

@@ -94,8 +94,7 @@ def test_outputs_are_joined_and_taken_apart() -> None:
     one, two = weights(5), weights(3, seed=1)
     for form in FORMS:
         parts = [Blocks.of(each, 4, form=form) for each in (one, two)]
-        whole = Blocks.joined(parts)
-        assert whole is not None
+        (whole,) = Blocks.joined(parts)
         assert np.array_equal(whole.values(), np.concatenate([part.values() for part in parts]))
         assert np.array_equal(whole.rows(slice(5, 8)).values(), parts[1].values())
         assert np.array_equal(whole.rows(np.array([4, 0])).values(), parts[0].values()[[4, 0]])
@@ -111,8 +110,8 @@ def test_blocks_of_different_kinds_are_not_joined() -> None:
         Blocks.of(weights(), 4, form="symmetric"),
         Blocks.of(weights(inputs=70), 4),
     ]
-    assert all(Blocks.joined([plain, other]) is None for other in others)
-    assert Blocks.joined([plain]) is plain
+    assert all(Blocks.joined([plain, other]) == [plain, other] for other in others)
+    assert Blocks.joined([plain]) == [plain]
 
 
 def product(blocks: Blocks, given: Any, level: int) -> Any:
