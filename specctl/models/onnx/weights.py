@@ -82,7 +82,7 @@ class Weight(Lazy):
         self, source: Weights, names: Sequence[str], shape: Sequence[int], dtype: ir.DataType, *, turned: bool = False
     ) -> None:
         self.source, self.names, self.turned = source, tuple(names), turned
-        super().__init__("+".join(names), (self.names, turned), self._fetched, shape, dtype)
+        super().__init__("+".join(names), (source, self.names, turned), self._fetched, shape, dtype)
 
     def _fetched(self) -> "np.ndarray":
         whole = self.array()

@@ -128,6 +128,7 @@ def test_joined_and_transposed_weights() -> None:
     assert np.array_equal(whole.by_output(), expected)
     assert np.array_equal(whole.transposed().numpy(), expected)
     assert whole.transposed().key != whole.key
+    assert Weight(LoadedWeights(model), names[:1], parts[0].shape, ir.DataType.FLOAT, turned=True).key != parts[0].key
 
 
 @pytest.mark.parametrize("make", [llama, gemma, gpt2])
