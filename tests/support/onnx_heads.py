@@ -44,10 +44,10 @@ def verifier() -> PreTrainedModel:
     return model
 
 
-def _drawn(head: ChainHead) -> ChainHead:
+def _drawn(head: ChainHead, spread: float = 0.3) -> ChainHead:
     seed = 0
     for weight in head.requires_grad_(False).parameters():
-        weight.normal_(std=0.3, generator=seeded(seed := seed + 1))
+        weight.normal_(std=spread, generator=seeded(seed := seed + 1))
     return head.eval()
 
 
@@ -56,7 +56,8 @@ HEADS: dict[str, Callable[[], ChainHead | BlockHead]] = {
         layers=LAYERS, states=32, vocabulary=VOCABULARY, tokens=EVERY_OTHER, shape=SHAPE, spread=0.3
     ),
     "eagle1": lambda: _drawn(
-        Eagle1Head(Eagle1Config(SHAPE, VOCABULARY, num_layers=2), verifier().lm_head, verifier().model.embed_tokens)
+        Eagle1Head(Eagle1Config(SHAPE, VOCABULARY, num_layers=2), verifier().lm_head, verifier().model.embed_tokens),
+        spread=0.1,  # with 0.3, its own states amplify a unit in the last place to 1e-3
     ),
     "mtp": lambda: _drawn(MtpHead(verifier())),
     "glide": lambda: random_glide(verifier(), vocabulary=VOCABULARY, depth=2, shape=SHAPE, spread=0.3),
