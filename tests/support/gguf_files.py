@@ -1,4 +1,4 @@
-"""Tiny GGUF files."""
+"""GGUF files with the weights of tiny Llamas of transformers."""
 
 from pathlib import Path
 from typing import Any
@@ -9,26 +9,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from tests.support.checkpoints import llama_config, tiny_tokenizer
-
-SCALES = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
-"""Where a block of a type that gguf cannot write has its numbers of 16 bits."""
-
-
-def coded(weight: Any, kind: str) -> tuple[Any, None, Any]:
-    """A weight ``(N, K)`` in a type of GGUF, as arguments of ``add_tensor``; in one that gguf cannot write, random
-    numbers of about the same size.
-    """
-    known = gguf.GGMLQuantizationType[kind]
-    if kind not in SCALES:
-        return gguf.quantize(weight, known), None, known
-    size, width = gguf.GGML_QUANT_SIZES[known]
-    draws = np.random.default_rng(weight.size)
-    blocks = draws.integers(0, 256, (len(weight), weight.shape[1] // size, width), dtype=np.uint8)
-    for place in SCALES[kind]:
-        halves = draws.uniform(0.5, 1, blocks.shape[:2]) * weight.std() / 600
-        blocks[..., place : place + 2] = halves.astype(np.float16)[..., None].view(np.uint8)
-    return blocks.reshape(len(weight), -1), None, known
-
+from tests.support.tiny_gguf import coded
 
 NAMES = {
     "self_attn.q_proj": "attn_q",

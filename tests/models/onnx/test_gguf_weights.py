@@ -23,8 +23,9 @@ from specctl.models.running.engines import EngineSettings
 from specctl.profile import resolve
 from specctl.profile.schema import ModelTable
 from tests.support.checkpoints import llama_config
-from tests.support.gguf_files import SCALES, random_llama, write
+from tests.support.gguf_files import random_llama, write
 from tests.support.onnx_models import needs_onnx
+from tests.support.tiny_gguf import SCALES
 
 
 @pytest.fixture(autouse=True)
