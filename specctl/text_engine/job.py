@@ -111,13 +111,13 @@ class Sources:
         """Change to the command's working directory, check that its files are there, and return their `state`.
 
         Raises:
-            ModelError: a folder is not there, or holds something else.
+            ModelError: a file or folder is not there, or holds something else.
         """
         here = socket.gethostname()
         for subject, path in self.paths.items():
-            if not Path(path).is_dir():
+            if not Path(path).exists():
                 raise ModelError(
-                    f"{subject}: {here}, where a replica runs, has no folder {path}.",
+                    f"{subject}: {here}, where a replica runs, has no {path}.",
                     f"{_SHARE}path on each, or name a model of the hub.",
                 )
         try:

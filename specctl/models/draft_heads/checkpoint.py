@@ -108,6 +108,8 @@ def draft_head(checkpoint: Checkpoint) -> DraftHeadCheckpoint | None:
     Raises:
         ModelError: the configuration or the weights cannot be read, or it is a head that specctl does not run.
     """
+    if checkpoint.weights is not None:  # a GGUF file has a model
+        return None
     config = checkpoint.settings()
     kind = recognise(config, ())
     if kind is None and (checkpoint.has_weights() or not checkpoint.has_tokenizer()):

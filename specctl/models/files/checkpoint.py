@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from specctl.errors import ModelError, pip_install, too_deep
-from specctl.models.files.gguf import GgufFile, is_gguf, small_files
+from specctl.models.files.gguf import is_gguf, small_files
+from specctl.models.files.gguf_header import parts_of, read_header
 from specctl.models.files.library_calls import ADAPTER, adapter, explained, hushed_hub, pickle_only, similar_models
 from specctl.profile.schema import ModelTable
 
@@ -208,13 +209,25 @@ class Checkpoint:
     name: str
     role: str
     revision: str | None
-    folder: Path
-    source: Literal["embedded", "folder", "hub"]
+    path: Path  # the folder of its files; for a GGUF file the file itself, the first one of a split model
+    source: Literal["embedded", "folder", "hub", "file"]
     adapter: Adapter | None = None
-    weights: Path | None = None  # a GGUF file with its weights; ``folder`` then has what specctl made of the rest
 
     def __str__(self) -> str:
         return f"The {self.role} model {self.name!r}"
+
+    @property
+    def weights(self) -> Path | None:
+        """The GGUF file with its weights; None for a folder."""
+        return self.path if self.source == "file" else None
+
+    @property
+    def folder(self) -> Path:
+        """The folder of its files; for a GGUF file a folder with `small_files`, made now if it is missing.
+
+        Raises ModelError where transformers cannot read the GGUF file.
+        """
+        return self.path if self.weights is None else small_files(self.weights)
 
     def settings(self) -> dict[str, Any]:
         """The contents of config.json."""
@@ -243,7 +256,7 @@ class Checkpoint:
     def weight_files(self) -> list[Path]:
         """The model's weight files, whether they exist or not; without an index, a single file."""
         if self.weights is not None:
-            return [self.weights]
+            return parts_of(self.weights)
         index = self._index()
         return [self.folder / SINGLE] if index is None else sorted(set(index.values()))
 
@@ -298,10 +311,11 @@ class Checkpoint:
         counts: Counter[str] = Counter()
         shapes: dict[str, tuple[int, ...]] = {}
         if self.weights is not None:
-            for name, tensor in GgufFile(self.weights).tensors.items():
-                shapes[name] = tuple(map(int, reversed(tensor.shape)))
-                counts[tensor.tensor_type.name] += math.prod(shapes[name])
-            return WeightHeaders(dict(counts), self.weights.stat().st_size, shapes)
+            header = read_header(self.weights)
+            for tensor in header.tensors:
+                shapes[tensor.name] = tensor.shape[::-1]
+                counts[tensor.type] += math.prod(tensor.shape)
+            return WeightHeaders(dict(counts), sum(path.stat().st_size for path in header.files), shapes)
         for path in self.weight_files():
             with self._opened(path) as file:
                 for key in file.keys():  # noqa: SIM118 - not a mapping
@@ -404,6 +418,12 @@ def locate(table: ModelTable, role: str) -> Checkpoint:
     return found if table.adapter is None else replace(found, adapter=Adapter.find(table.adapter, role))
 
 
+def gguf_file(table: ModelTable) -> Path | None:
+    """The GGUF file that a table names; None where it names none, or another model."""
+    file = Path(table.model).expanduser()
+    return file if file.is_file() and is_gguf(file) else None
+
+
 def _located(table: ModelTable, role: str) -> Checkpoint:
     if table.model.startswith("embedded:"):
         _no_revision(table, role)
@@ -412,10 +432,10 @@ def _located(table: ModelTable, role: str) -> Checkpoint:
     if folder.is_dir():
         _no_revision(table, role)
         return _with_config(Checkpoint(table.model, role, None, folder, "folder"))
+    if (file := gguf_file(table)) is not None:
+        _no_revision(table, role)
+        return Checkpoint(table.model, role, None, file, "file")
     if folder.is_file():
-        if is_gguf(folder):
-            _no_revision(table, role)
-            return Checkpoint(table.model, role, None, small_files(folder), "folder", weights=folder)
         raise ModelError(
             f"The {role} model {table.model!r} is a file.",
             "Give the folder that holds config.json, the tokenizer and the safetensors weights.",

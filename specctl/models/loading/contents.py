@@ -88,7 +88,7 @@ def model_hash(checkpoint: Checkpoint, trust_remote_code: bool, *, whole: bool =
         None if the files do not determine the model: it has its own code, an adapter is in its folder, or files are
             missing.
     """
-    if trust_remote_code or (checkpoint.folder / ADAPTER).exists():
+    if trust_remote_code or (checkpoint.weights is None and (checkpoint.folder / ADAPTER).exists()):
         return None
     states = model_states(checkpoint)
     return None if states is None else _hash(states, whole=whole)
@@ -124,9 +124,10 @@ def _with_names(contents: str, files: Sequence[Path]) -> str:
 
 
 def _of_checkpoint(checkpoint: Checkpoint) -> list[Path]:
-    small = {path for pattern in SMALL_FILES for path in checkpoint.folder.glob(pattern)} - {
-        checkpoint.folder / "README.md"
-    }
+    small = set[Path]()
+    if checkpoint.weights is None:  # whose other files are made of it
+        small = {path for pattern in SMALL_FILES for path in checkpoint.folder.glob(pattern)}
+        small.discard(checkpoint.folder / "README.md")
     found = sorted(path for path in {*small, *stored_weights(checkpoint)} if path.is_file())
     return found if checkpoint.adapter is None else [*found, *checkpoint.adapter.files]
 

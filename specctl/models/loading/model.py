@@ -164,7 +164,7 @@ def read_share(asked: dict[str, Any]) -> "PreTrainedModel":
     Raises:
         ModelError: it cannot be loaded.
     """
-    checkpoint = Checkpoint(**{**asked["checkpoint"], "folder": Path(asked["checkpoint"]["folder"])})
+    checkpoint = Checkpoint(**{**asked["checkpoint"], "path": Path(asked["checkpoint"]["path"])})
     placement = Placement({}, None, asked["dtype"], {}, sharded=asked["kind"], shards=asked["shards"])
     prefer_own_attention(placement.devices)
     with explained(checkpoint.role, checkpoint.name), hushed():
@@ -215,7 +215,7 @@ def _led(checkpoint: Checkpoint, placement: Placement, trust_remote_code: bool) 
 
     assert placement.sharded is not None, "whole models have no leader"
     asked = {
-        "checkpoint": {**asdict(checkpoint), "folder": str(checkpoint.folder.absolute())},
+        "checkpoint": {**asdict(checkpoint), "path": str(checkpoint.path.absolute())},
         "dtype": placement.dtype,
         "trust_remote_code": trust_remote_code,
     }

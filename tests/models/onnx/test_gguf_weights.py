@@ -172,7 +172,7 @@ def test_files_that_cannot_run(tmp_path: Path) -> None:
         bad = tmp_path / f"{name}.gguf"
         bad.write_bytes(contents)
         with pytest.raises(ModelError, match=f"{bad} cannot be read"):
-            locate(ModelTable(model=str(bad)), "target")
+            locate(ModelTable(model=str(bad)), "target").settings()
     for name, kinds, said in (("iq", {"ffn_up": "TQ1_0"}, "weights of the type TQ1_0"),):
         other = write(tmp_path / f"{name}.gguf", wide_llama(), kinds=kinds)
         with pytest.raises(ModelError, match=said) as caught:
