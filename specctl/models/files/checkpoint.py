@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from specctl.errors import ModelError, pip_install, too_deep
-from specctl.models.files.gguf import is_gguf, small_files
+from specctl.models.files.gguf import small_files
 from specctl.models.files.gguf_header import parts_of, read_header
+from specctl.models.files.gguf_names import HubFiles, find
 from specctl.models.files.library_calls import ADAPTER, adapter, explained, hushed_hub, pickle_only, similar_models
 from specctl.profile.schema import ModelTable
 
@@ -418,23 +419,31 @@ def locate(table: ModelTable, role: str) -> Checkpoint:
     return found if table.adapter is None else replace(found, adapter=Adapter.find(table.adapter, role))
 
 
-def gguf_file(table: ModelTable) -> Path | None:
-    """The GGUF file that a table names; None where it names none, or another model."""
-    file = Path(table.model).expanduser()
-    return file if file.is_file() and is_gguf(file) else None
+def gguf_file(table: ModelTable, role: str = "target") -> Path | None:
+    """The first GGUF file of the model that a table names, downloaded if need be; None where it names another model.
+
+    Args:
+        table: names a model with files.
+        role: the table's key in the profile, for messages.
+
+    Raises:
+        ModelError: see `gguf_names.find`.
+    """
+    if Path(table.model).expanduser().exists():
+        _no_revision(table, role)
+    found = find(table.model, role, table.revision)
+    return found.fetch(role) if isinstance(found, HubFiles) else found
 
 
 def _located(table: ModelTable, role: str) -> Checkpoint:
     if table.model.startswith("embedded:"):
         _no_revision(table, role)
         return _with_config(Checkpoint(table.model, role, None, Path(table.checkpoint), "embedded"))
+    if (file := gguf_file(table, role)) is not None:
+        return Checkpoint(table.model, role, None, file, "file")
     folder = Path(table.model).expanduser()
     if folder.is_dir():
-        _no_revision(table, role)
         return _with_config(Checkpoint(table.model, role, None, folder, "folder"))
-    if (file := gguf_file(table)) is not None:
-        _no_revision(table, role)
-        return Checkpoint(table.model, role, None, file, "file")
     if folder.is_file():
         raise ModelError(
             f"The {role} model {table.model!r} is a file.",
@@ -442,9 +451,16 @@ def _located(table: ModelTable, role: str) -> Checkpoint:
         )
     if table.model.startswith(("/", "./", "../", "~")) or table.model.count("/") > 1:
         hint = f"{similar_models(table.model)}Paths are relative to the current directory, {Path.cwd()}."
-        kind = "file" if folder.suffix.lower() == ".gguf" else "folder"
-        raise ModelError(f"The {role} model {table.model!r}: there is no such {kind}.", hint)
-    return _with_config(Checkpoint(table.model, role, table.revision, _snapshot(table, role), "hub"))
+        raise ModelError(f"The {role} model {table.model!r}: there is no such folder.", hint)
+    made = Checkpoint(table.model, role, table.revision, _snapshot(table, role), "hub")
+    if not (made.folder / "config.json").exists():
+        found = None
+        with suppress(ModelError):  # of a repository without GGUF files, and offline
+            found = find(table.model, role, table.revision, certain=True)
+        if found is not None:
+            file = found.fetch(role) if isinstance(found, HubFiles) else found
+            return Checkpoint(table.model, role, None, file, "file")
+    return _with_config(made)
 
 
 def _snapshot(table: ModelTable, role: str) -> Path:
@@ -469,15 +485,6 @@ def _with_config(checkpoint: Checkpoint) -> Checkpoint:
         return checkpoint
     if (checkpoint.folder / ADAPTER).exists():
         raise ModelError(*adapter(str(checkpoint), checkpoint.role, checkpoint.name, checkpoint.folder))
-    if found := sorted(path for path in checkpoint.folder.iterdir() if path.is_file() and is_gguf(path)):
-        raise ModelError(
-            f"{checkpoint} is a folder with a GGUF file.", f"Set model = {str(found[0])!r} in [{checkpoint.role}]."
-        )
-    if checkpoint.source == "hub" and "gguf" in checkpoint.name.lower():
-        raise ModelError(
-            f"{checkpoint} is a repository of GGUF files.",
-            f"Download one of them, and set model to its path in [{checkpoint.role}].",
-        )
     if checkpoint.source == "hub":
         hint = "If you are offline, download it on a machine with a network; else choose a transformers checkpoint."
     else:

@@ -16,6 +16,7 @@ from typing import Any
 
 from specctl.errors import AbsentError, ModelError
 from specctl.models.files.gguf import is_gguf
+from specctl.models.files.gguf_header import PART, parts_of
 from specctl.models.files.library_calls import explained, hushed_hub
 
 DEFAULT_TAGS = ("Q4_K_M", "Q8_0")
@@ -25,7 +26,6 @@ NO_MODELS = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")
 SHOWN = 12  # The most names listed in a message
 LATEST = "latest"  # Ollama's tag for a name without one
 
-_PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
 _HOST = re.compile(r"(?:https?://)?(?:hf\.co|huggingface\.co)/", re.IGNORECASE)
 _NAME = re.compile(r"(?:([\w.-]+)/)?([\w.-]+)(?:([:@])([\w./-]+))?", re.ASCII)
 _QUANTISATION = re.compile(r"(?:UD-)?(?:I?Q\d|TQ\d|MXFP4|NVFP4|BF16|F16|F32)\w*", re.ASCII | re.IGNORECASE)
@@ -128,15 +128,6 @@ def find(name: str, role: str, revision: str | None = None, *, certain: bool = F
     return _by_name(parsed, role, revision, certain=certain)
 
 
-def split_files(first: Path) -> list[Path]:
-    """The files of a model whose first file this is; they may be missing."""
-    found = _PART.fullmatch(first.name)
-    if found is None:
-        return [first]
-    stem, _, count = found.groups()
-    return [first.with_name(f"{stem}-{number:05}-of-{count}{first.suffix}") for number in range(1, int(count) + 1)]
-
-
 def quantisation(file: str) -> str:
     """The tag in a file's name, such as ``Q4_K_M``; else the name."""
     found = [*_QUANTISATION.finditer(_stem(file))]
@@ -169,19 +160,19 @@ def _models(names: Sequence[str]) -> list[str]:
     """The names that are models' first files."""
     files = sorted(name for name in names if name.lower().endswith(".gguf"))
     lower = {name: name.rpartition("/")[2].lower() for name in files}
-    firsts = (name for name in files if (part := _PART.fullmatch(name)) is None or int(part[2]) == 1)
+    firsts = (name for name in files if (part := PART.fullmatch(name)) is None or int(part[2]) == 1)
     return [name for name in firsts if not any(other in lower[name] for other in NO_MODELS)]
 
 
 def _stem(file: str) -> str:
     name = file.rpartition("/")[2]
-    part = _PART.fullmatch(name)
+    part = PART.fullmatch(name)
     return part[1] if part else name.removesuffix(".gguf")
 
 
 def _first_part(file: Path, subject: str) -> Path:
     """The first file of a model, where all of them are here."""
-    files = split_files(file)
+    files = parts_of(file)
     if missing := [part.name for part in files if not part.is_file()]:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise ModelError(
@@ -193,7 +184,7 @@ def _first_part(file: Path, subject: str) -> Path:
 
 def _no_such_file(path: Path, subject: str) -> Path:
     """The first file of a split of which another part is here; else raise a ModelError."""
-    if any(part.is_file() for part in split_files(path)):
+    if any(part.is_file() for part in parts_of(path)):
         return _first_part(path, subject)
     here = _listed(path.parent) if path.parent.is_dir() else []
     near = get_close_matches(path.name, here, n=2) or _models(here)[:SHOWN]
@@ -291,7 +282,7 @@ def _on_hub(name: _Name, role: str, revision: str | None, cached: tuple[Path, li
         from huggingface_hub import HfApi
 
         with explained(role, name.repository), hushed_hub():
-            info = HfApi().model_info(name.repository, revision=revision, files_metadata=True)
+            listed = [*HfApi().list_repo_tree(name.repository, revision=revision, recursive=True)]
     except AbsentError as error:
         if error.gated:
             raise
@@ -303,18 +294,14 @@ def _on_hub(name: _Name, role: str, revision: str | None, cached: tuple[Path, li
         raise AbsentError(
             error.message, f"{here}Run `hf download {name.repository} {file}` where there is a network."
         ) from error
-    sizes = {file.rfilename: int(file.size or 0) for file in info.siblings or () if _is_gguf_name(file.rfilename)}
+    sizes = {one.path: int(getattr(one, "size", 0)) for one in listed if one.path.lower().endswith(".gguf")}
     found = choose([*sizes], name.wanted)
     if found is None:
         raise _no_tag([*sizes], name.wanted, name.subject)
-    parts = [part.as_posix() for part in split_files(Path(found))]
+    parts = [part.as_posix() for part in parts_of(Path(found))]
     if missing := [part for part in parts if part not in sizes]:
         raise ModelError(f"{name.subject}: the repository lacks {missing[0]}.", "Choose another tag.")
     return HubFiles(name.repository, revision, {part: sizes[part] for part in parts})
-
-
-def _is_gguf_name(name: str) -> bool:
-    return name.lower().endswith(".gguf")
 
 
 def _hub_caches() -> Iterator[Path]:
@@ -353,7 +340,7 @@ def _whole(cached: tuple[Path, list[str]], tag: str) -> Path | None:
     """The first file of the model of a snapshot that a tag means, if all of its files are there."""
     folder, names = cached
     found = choose(names, tag)
-    return None if found is None or any(not file.is_file() for file in split_files(folder / found)) else folder / found
+    return None if found is None or any(not file.is_file() for file in parts_of(folder / found)) else folder / found
 
 
 def _in_flat_cache(name: _Name) -> Path | None:

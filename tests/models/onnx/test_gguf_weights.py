@@ -193,11 +193,11 @@ def test_a_vocabulary_of_another_size(tmp_path: Path) -> None:
         pair(other)
 
 
-def test_a_folder_with_a_file_says_which(tmp_path: Path) -> None:
+def test_a_folder_with_a_file_is_the_file(tmp_path: Path) -> None:
     file = write(tmp_path / "folder" / "m.q8.gguf", random_llama())
-    with pytest.raises(ModelError, match="is a folder with a GGUF file") as caught:
-        locate(ModelTable(model=str(file.parent)), "target")
-    assert str(file) in caught.value.hint
+    found = locate(ModelTable(model=str(file.parent)), "target")
+    assert found.weights == file
+    assert found.weight_files() == [file]
 
 
 @needs_onnx
