@@ -134,10 +134,13 @@ class Places:
         self.cancelled.discard(place)
         return wanted
 
-    def lost(self) -> list[int]:
-        """Note the process's end, and return the places of its questions in the order to requeue them at the front."""
+    def lost(self, *, counts: bool = True) -> list[int]:
+        """Note the process's end, and return the places of its questions in the order to requeue them at the front.
+
+        ``counts`` is whether this is one of its `failures`.
+        """
         lost = sorted(self.asked, reverse=True)
-        self.failures, self.careful = self.failures + 1, len(lost) if len(lost) > 1 else self.careful
+        self.failures, self.careful = self.failures + counts, len(lost) if len(lost) > 1 else self.careful
         wanted = [place for place in lost if place not in self.cancelled]
         self.asked.clear()
         self.cancelled.clear()

@@ -32,6 +32,7 @@ class _Replica:
     unsent: bytes = b""  # bytes of a question that did not fit into the pipe yet
     heard: float = field(default_factory=monotonic)  # the time of the last heartbeat
     errors: bytes = b""
+    said: str = ""  # the last line of its standard error
 
 
 class ProcessEngine:
@@ -50,6 +51,7 @@ class ProcessEngine:
             the first process compiles code that the others reuse.
         beat: seconds between two heartbeats.
         places: the most questions that each process takes at once; its own engine may take fewer.
+        name: what messages call a single process; by default the processes are numbered.
 
     Attributes:
         places: as given.
@@ -66,9 +68,10 @@ class ProcessEngine:
         one_by_one: bool = False,
         beat: float = BEAT,
         places: int = 1,
+        name: str | None = None,
     ) -> None:
         self._job, self._environments, self._say, self._warn = job, environments, say, warn
-        self._beat, self._silence, self.places = beat, SILENCE * beat, places
+        self._beat, self._silence, self.places, self._name = beat, SILENCE * beat, places, name
         self.about: Any = None
         self._selector = selectors.DefaultSelector()
         self._bell, self._rope = socket.socketpair()  # rung by `wake`
@@ -224,18 +227,23 @@ class ProcessEngine:
     def _bury(self, one: _Replica, why: str | None) -> list[Event]:
         """Remove a dead replica and start another in its slot, unless too many have failed there."""
         self._end(one)
-        why = why or _how(one.process.returncode)
-        name, alone = f"replica {one.number + 1}", len(one.places.asked) == 1
-        lost = one.places.lost()
+        why = why or _how(one.process.returncode, one.said)
+        name, alone = self._name or f"replica {one.number + 1}", len(one.places.asked) == 1
+        # A question that ends a server's process is given up; the next one may be answered.
+        by_question = one.ready and bool(one.places.asked) and self._job.restarts
+        lost = one.places.lost(counts=not by_question)
         failures = one.places.failures
         del self._replicas[one.number]
-        if failures <= MOST_FAILURES:
+        hopeless = self._name is not None and not self._served  # the only one, and it has never been ready
+        if failures <= MOST_FAILURES and not hopeless:
             self._warn(f"{name} {why}{'' if one.ready else ' while it was starting'}; it is started again")
             self._replicas[one.number] = self._born(one.number, one.places)
-        else:
+        elif self._name is None:
             self._warn(f"{name} {why}, for the {failures}th time in a row; the others go on without it")
             self._start_more()
         if not self._replicas:
+            if self._name is not None:
+                raise ReplicaError(f"{name} {why}")
             raise ReplicaError(
                 f"no replica is left: the last one {why}",
                 "Fewer --workers need less memory; what was finished is kept, and --resume goes on from there.",
@@ -274,7 +282,10 @@ class ProcessEngine:
             lines, one.errors = [*lines, one.errors], b""
         for line in lines:
             text = line.decode(errors="replace").rstrip()
-            if text and text not in self._said:
+            one.said = text or one.said
+            if text and self._name is not None:
+                self._say(text)
+            elif text and text not in self._said:
                 self._said.add(text)
                 self._say(f"replica {one.number + 1}: {text}")
 
@@ -287,5 +298,9 @@ def _pipes(process: subprocess.Popen[bytes]) -> tuple[IO[bytes], IO[bytes], IO[b
     return process.stdin, process.stdout, process.stderr
 
 
-def _how(code: int) -> str:
-    return f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+def _how(code: int, said: str) -> str:
+    """How a process ended, with its last words where it ended itself."""
+    if code < 0 and -code != signal.SIGABRT:
+        return f"was ended by signal {-code}"
+    last = said.removeprefix("error: ")
+    return (f"ended with exit code {code}" if code >= 0 else "aborted") + (f" ({last})" if last else "")

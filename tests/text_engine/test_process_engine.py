@@ -37,9 +37,10 @@ def heard():
 def start(heard):
     made = []
 
-    def start(count=2, maker=ECHO, setup=None, **more):
+    def start(count=2, maker=ECHO, setup=None, *, restarts=False, **more):
         environments = [{"OMP_NUM_THREADS": str(7 + number)} for number in range(count)]
-        replicas = ProcessEngine(Job(maker, setup or {}), environments, heard.append, heard.warnings.append, **more)
+        job = Job(maker, setup or {}, restarts=restarts)
+        replicas = ProcessEngine(job, environments, heard.append, heard.warnings.append, **more)
         made.append(replicas)
         wait_until_ready(replicas)
         return replicas
@@ -107,6 +108,36 @@ def test_a_replica_that_ends_time_and_again_is_given_up_and_then_all_are(start, 
         asked(start(1), *[{"dies": True}] * 10)
     assert len(heard.warnings) == MOST_FAILURES + 1
     assert "the others go on without it" in heard.warnings[-1]
+
+
+def test_a_server_outlives_every_question_that_ends_its_process(start, heard):
+    replicas = start(1, restarts=True, name="the models' process")
+    deadly = MOST_FAILURES + 2
+    *lost, last = asked(replicas, *[{"ends": "error: assertion failed"}] * deadly, {"said": "still here"})
+    why = "the models' process ended with exit code 3 (assertion failed)"
+    assert lost == [GivenUp(why)] * deadly
+    assert last["said"] == "still here"
+    assert heard == ["error: assertion failed"] * 2 * deadly
+    assert heard.warnings == [f"{why}; it is started again"] * 2 * deadly
+
+
+def test_a_single_process_that_ends_while_it_loads_is_not_started_again(start, heard):
+    why = r"^the models' process ended with exit code 3 \(too little memory\)$"
+    with pytest.raises(ReplicaError, match=why):
+        start(1, setup={"ends": "too little memory"}, restarts=True, name="the models' process")
+    assert not heard.warnings
+
+
+def test_a_single_process_that_dies_without_a_question_counts(start, heard):
+    replicas = start(1, restarts=True, name="it")
+    for _ in range(MOST_FAILURES):
+        os.kill(replicas.pids[0], signal.SIGKILL)
+        wait_until(lambda: not replicas.ready or replicas.step(0.1) is None)
+        wait_until(lambda: replicas.ready or replicas.step(0.1) is None)
+    os.kill(replicas.pids[0], signal.SIGABRT)
+    with pytest.raises(ReplicaError, match=r"^it aborted$"):
+        wait_until(lambda: replicas.step(0.1) is None)
+    assert len(heard.warnings) == MOST_FAILURES
 
 
 def test_errors_arrive_as_what_they_are(start):

@@ -17,6 +17,8 @@ def echo(*, number, **setup):
     """Answers a question with what it says, after doing what it asks for."""
     if setup.get("fails") or number in setup.get("failing", ()):
         raise ModelError("there is no such model", "look for it")
+    if "ends" in setup:
+        _end(setup["ends"])
 
     def answer(question):
         if "seconds" in question:
@@ -27,6 +29,8 @@ def echo(*, number, **setup):
             print(question["says"], file=sys.stderr, flush=True)
         if "prints" in question:
             print(question["prints"], flush=True)
+        if "ends" in question:
+            _end(question["ends"])
         if "raises" in question:
             raise UsageError(question["raises"], "a hint")
         if "stops" in question:
@@ -123,6 +127,12 @@ def records(*, number, traced, **_):
         return [done.summary]
 
     return HereEngine(write)
+
+
+def _end(last_words):
+    """End the process as a library does that cannot go on."""
+    print(last_words, file=sys.stderr, flush=True)
+    os._exit(3)
 
 
 def _first(path):
