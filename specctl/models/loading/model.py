@@ -13,6 +13,7 @@ from specctl.models.files.skeleton import load_config, text_only_class
 from specctl.models.placing.memory import device_memory, estimate
 from specctl.models.placing.placement import Placement, inspected, named_devices, place, placed_here
 from specctl.models.placing.quantization import Quantization
+from specctl.models.placing.torch_gguf import packed_file, require_packed
 from specctl.profile.schema import ModelTable
 
 if TYPE_CHECKING:
@@ -245,12 +246,13 @@ def _read(
     # None must not be passed for a checkpoint that is quantised already: it would replace its own settings.
     quantizing = {} if quantization is None else {"quantization_config": quantization.config(placement.dtype)}
     # AutoModelForCausalLM also loads code from repositories, and decoders from a wrapper's files.
-    loader: Any = text_only_class(load_config(checkpoint, trust_remote_code)) or AutoModelForCausalLM
+    config = load_config(checkpoint, trust_remote_code)
+    loader: Any = text_only_class(config) or AutoModelForCausalLM
     loaded: Any = loader.from_pretrained(
         checkpoint.folder,
         dtype=getattr(torch, placement.dtype),
         **where,
-        use_safetensors=True,
+        **({"use_safetensors": True} if checkpoint.weights is None else packed_file(checkpoint, config)),
         **quantizing,
         trust_remote_code=trust_remote_code,
         ignore_mismatched_sizes=True,  # to get a report with their names instead of an error without names
@@ -258,6 +260,8 @@ def _read(
     )
     model, report = cast("tuple[PreTrainedModel, dict[str, Any]]", loaded)
     _require_complete(checkpoint, report)
+    if checkpoint.weights is not None:
+        require_packed(checkpoint, model)
     model.eval()  # type: ignore[no-untyped-call]
     return model
 

@@ -17,6 +17,7 @@ from specctl.models.passes.layer_sizes import key_value_heads, layer_configs, qu
 from specctl.models.placing.memory import DeviceMemory, Estimate, device_memory, estimate
 from specctl.models.placing.model_config import generation_config, is_plain, require_runnable
 from specctl.models.placing.quantization import Quantization, plan, require_whole, rounding
+from specctl.models.placing.torch_gguf import require_kernels, stays_packed
 from specctl.printable import gib
 from specctl.profile.schema import Engine, ModelTable
 
@@ -63,7 +64,7 @@ def inspected(
             no such modules as the device table or its adapter names, or it cannot be quantised as wanted.
     """
     if checkpoint.weights is not None:
-        _require_unpacked(checkpoint, checkpoint.weights, table, engine)
+        _require_unpacked(checkpoint, checkpoint.weights, table, engine, kind_of_device(table, devices))
     plain = is_plain(checkpoint.settings())
     if not plain:
         require_runnable(checkpoint, table.trust_remote_code)
@@ -83,19 +84,28 @@ def inspected(
     return plan(checkpoint, model, table.quantize, kind_of_device(table, devices), table.dtype)
 
 
-def _require_unpacked(checkpoint: Checkpoint, file: Path, table: ModelTable, engine: Engine) -> None:
-    """Raise a ModelError if a table asks for what only torch can do with a model whose weights stay in a GGUF file."""
+def _require_unpacked(checkpoint: Checkpoint, file: Path, table: ModelTable, engine: Engine, kind: str) -> None:
+    """Raise a ModelError if a table asks for what cannot be done with a model whose weights stay in a GGUF file.
+
+    ``kind`` is that of its device.
+    """
     role, why = checkpoint.role, None
-    if engine not in ("auto", "onnx"):
-        why = f'engine = "{engine}" cannot run it'
-    elif checkpoint.adapter is not None:
+    packed = stays_packed(checkpoint, engine, kind)
+    if checkpoint.adapter is not None:
         why = "an adapter cannot be merged into its rounded weights"
+    elif packed:
+        if table.splits:
+            why = "its blocks are not split over processes"
+    elif engine not in ("auto", "onnx"):
+        why = f'engine = "{engine}" cannot run it'
     elif table.dtype not in ("auto", "float32"):
         why = f"it computes in float32, not in {table.dtype}"
     elif table.device not in ("auto", "cpu") or table.shards is not None or table.max_memory is not None:
         why = "it runs on a CPU only"
     if why is not None:
         raise ModelError(f"{checkpoint} is a GGUF file: {why}.", unpacking(file, role))
+    if packed:
+        require_kernels(checkpoint)
 
 
 def weighed(

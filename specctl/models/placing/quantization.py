@@ -8,6 +8,7 @@ from specctl.errors import ModelError, pip_install
 from specctl.models.files.checkpoint import ITEM_BYTES, Checkpoint
 from specctl.models.onnx.store import PACKED, Unable
 from specctl.models.placing.engine_table import engine_named
+from specctl.models.placing.torch_gguf import stays_packed
 from specctl.profile.schema import Engine, ModelTable
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def form_of(checkpoint: Checkpoint, table: ModelTable, engine: Engine, kind: str
     if table.quantize is not None:
         require_whole(checkpoint, table.quantize)
     if checkpoint.weights is not None:
-        return PACKED
+        return None if stays_packed(checkpoint, engine, kind) else PACKED
     how = checkpoint.quantization()
     if how is None or engine != "onnx" or kind != "cpu" or table.dtype not in ("auto", "float32"):
         return rounding(table, engine)
