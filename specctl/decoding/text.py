@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TypeGuard
 from weakref import WeakKeyDictionary
 
-from specctl.models.files.tokenizer import BareTokenizer, Tokenizer, byte_ids
+from specctl.models.files.tokenizer import LightTokenizer, Tokenizer, byte_ids
 
 UNFINISHED = "\ufffd"
 CONTEXT = 8  # Tokens of the prompt that are decoded together with the text after it
@@ -151,8 +151,8 @@ def _known(tokenizer: Tokenizer) -> _Known:
     return _KNOWN[tokenizer]
 
 
-def _joins(tokenizer: Tokenizer) -> TypeGuard[BareTokenizer]:
-    return isinstance(tokenizer, BareTokenizer) and tokenizer.joins
+def _joins(tokenizer: Tokenizer) -> TypeGuard[LightTokenizer]:
+    return isinstance(tokenizer, LightTokenizer) and tokenizer.joins
 
 
 def _written(tokens: Sequence[int], ends: Set[int]) -> list[int]:

@@ -220,7 +220,7 @@ def outcome(tokenizer: Any, chat: Any, opened: bool) -> str:
         return f"{type(error)}: {error}"
 
 
-@pytest.mark.parametrize(("template", "asks"), [(HEADED, 0), (ALTERNATING, 2), (TRACKED, 4), (MADE, 4), (BROKEN, 4)])
+@pytest.mark.parametrize(("template", "asks"), [(HEADED, 0), (ALTERNATING, 2), (TRACKED, 0), (MADE, 4), (BROKEN, 4)])
 def test_chats_are_written_as_transformers_writes_them(template: str, asks: int) -> None:
     """Wherever a template raises an error, it is transformers that is asked, and whose error is told."""
     whole = tiny_tokenizer()

@@ -2,14 +2,15 @@
 
 import json
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
-from specctl.errors import ModelError
+from specctl.errors import ModelError, pip_install
 from specctl.models.files.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
@@ -29,40 +30,39 @@ class CannotRender(Exception):  # noqa: N818 - it is a finding
 class ChatTemplate:
     """A chat template, rendered as transformers does. Jinja's sandbox runs it, because templates are untrusted code.
 
-    ``names`` maps names in the template to special tokens. Raises CannotRender if Jinja is missing or cannot parse the
-    template.
+    ``names`` maps names in the template to special tokens. Raises CannotRender, with the reason, if Jinja is missing or
+    cannot parse the template.
     """
 
     def __init__(self, source: str, names: Mapping[str, Any]) -> None:
         try:
             self._template = _environment().from_string(source)
         except Exception as error:
-            raise CannotRender from error
+            raise CannotRender(str(error)) from error
         self._names = names
 
-    def render(self, conversation: Sequence[Mapping[str, str]], *, add_generation_prompt: bool) -> str:
-        """The text of a conversation of messages with a role and a content.
+    def render(self, conversation: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool) -> str:
+        """The text of a conversation, not empty, of messages with a role, a content and what else the template reads.
 
-        ``add_generation_prompt`` opens the assistant's turn at the end. Raises CannotRender if there are no messages, a
-        message has further keys, or the template raises an error.
+        ``add_generation_prompt`` opens the assistant's turn at the end. Raises CannotRender, with the reason, if the
+        template raises an error.
         """
-        if not conversation or any({*message} - PARTS for message in conversation):
-            raise CannotRender
-        if not all(type(part) is str for message in conversation for part in message.values()):
-            raise CannotRender
         given = {**self._names, "messages": [dict(one) for one in conversation], "tools": None, "documents": None}
         try:
             return self._template.render(**given, add_generation_prompt=add_generation_prompt)
         except Exception as error:
-            raise CannotRender from error
+            raise CannotRender(str(error)) from error
 
 
 def _environment() -> "ImmutableSandboxedEnvironment":
-    import jinja2
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
+    try:
+        import jinja2
+        from jinja2.ext import Extension
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+    except ImportError:
+        raise _no_jinja() from None
     if tuple(map(int, jinja2.__version__.split(".")[:3])) < OLDEST_JINJA:
-        raise CannotRender
+        raise _no_jinja()
 
     class Names(jinja2.utils.Namespace):
         """The template's names. Attributes with an underscore are rejected because they would be Python's own."""
@@ -77,7 +77,18 @@ def _environment() -> "ImmutableSandboxedEnvironment":
                 raise CannotRender
             super().__setitem__(name, value)
 
-    made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+    class Generation(Extension):
+        """Writes what is between ``generation`` and ``endgeneration``, by which a template marks the answers."""
+
+        tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
+
+        def parse(self, parser: Any) -> Any:
+            line = next(parser.stream).lineno
+            return jinja2.nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+    made = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", Generation]
+    )
     for name in LEFT_OUT:
         del made.globals[name]
     made.globals |= {
@@ -91,6 +102,11 @@ def _environment() -> "ImmutableSandboxedEnvironment":
 
 def _refuse(message: str) -> None:
     raise CannotRender(message)
+
+
+def _no_jinja() -> CannotRender:
+    wanted = ".".join(map(str, OLDEST_JINJA))
+    return CannotRender(f"it needs Jinja {wanted} or later: {pip_install(f'jinja2>={wanted}')}")
 
 
 PROBES = (
@@ -203,13 +219,65 @@ class Spelling:
         return cls(**{**fields, "specials": specials})
 
 
-class BareTokenizer:
-    """A `Tokenizer` that uses the ``tokenizers`` library alone and gives the same ids and texts as transformers.
+class Backend(NamedTuple):
+    """What grammars need of a tokenizer."""
 
-    ``whole`` loads transformers' tokenizer, which renders what `ChatTemplate` cannot and cleans up spaces.
+    form: str | Mapping[str, Any]
+    """As JSON: a tokenizer of the library ``tokenizers``, without padding and truncation; or a vocabulary with its
+    ``tokens``, whose characters are bytes, and the ids of ``special`` tokens.
+    """
+    encode: Callable[[str], list[int]] | None = None
+    """Of a vocabulary, gives the ids of a part of a text, with nothing put before it."""
+
+
+class LightTokenizer(ABC):
+    """What `Tokenizer` classes without transformers have in common.
 
     Attributes:
         joins: whether a text's bytes are its tokens' bytes joined, independent of context, as in byte-level BPE.
+    """
+
+    joins: bool
+
+    def __init__(self) -> None:
+        self._spelled: dict[int, str] = {}
+
+    @property
+    @abstractmethod
+    def known_ids(self) -> int:
+        """One more than its highest id."""
+
+    @property
+    @abstractmethod
+    def backend(self) -> Backend:
+        """See `backend_of`."""
+
+    def __call__(self, text: str, *, add_special_tokens: bool = True, verbose: bool = True) -> Mapping[str, Any]:  # noqa: ARG002 - it says nothing
+        return {"input_ids": self.encode(text, add_special_tokens=add_special_tokens)}
+
+    @abstractmethod
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
+
+    @abstractmethod
+    def decode(
+        self,
+        token_ids: list[int],
+        skip_special_tokens: bool = False,
+        *,
+        clean_up_tokenization_spaces: bool | None = None,
+    ) -> Any: ...
+
+    def spell(self, token: int) -> str:
+        """The text of one token, empty for a special one. Cached, because streams ask for every token."""
+        if token not in self._spelled:
+            self._spelled[token] = self.decode([token], skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return self._spelled[token]
+
+
+class BareTokenizer(LightTokenizer):
+    """A `Tokenizer` that uses the ``tokenizers`` library alone and gives the same ids and texts as transformers.
+
+    ``whole`` loads transformers' tokenizer, which renders what `ChatTemplate` cannot and cleans up spaces.
 
     Raises:
         Exception: the spelling is damaged; the library raises nothing narrower.
@@ -218,11 +286,11 @@ class BareTokenizer:
     def __init__(self, spelling: Spelling, whole: Callable[[], Tokenizer] | None = None) -> None:
         import tokenizers
 
+        super().__init__()
         self._backend: Any = tokenizers.Tokenizer.from_str(spelling.backend)
         self._backend.no_truncation()
         self._backend.no_padding()
         self._backend.encode_special_tokens = spelling.splits
-        self._spelled: dict[int, str] = {}
         self.joins = isinstance(self._backend.decoder, tokenizers.decoders.ByteLevel)
         self._whole = whole or _no_other
         self._cleans = spelling.cleans
@@ -232,9 +300,6 @@ class BareTokenizer:
         self.all_special_ids = [index for _, index in spelling.specials]
         self.eos_token_id = spelling.eos
         self.added_tokens_decoder: Mapping[int, Any] = self._backend.get_added_tokens_decoder()
-
-    def __call__(self, text: str, *, add_special_tokens: bool = True, verbose: bool = True) -> Mapping[str, Any]:  # noqa: ARG002 - it says nothing
-        return {"input_ids": self.encode(text, add_special_tokens=add_special_tokens)}
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         found: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
@@ -252,17 +317,13 @@ class BareTokenizer:
             return self._whole().decode(token_ids, skip_special_tokens, clean_up_tokenization_spaces=True)
         return str(self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens))
 
-    def spell(self, token: int) -> str:
-        """The text of one token, empty for a special one. Cached, because streams ask for every token."""
-        if token not in self._spelled:
-            self._spelled[token] = str(self._backend.decode([token], skip_special_tokens=True))
-        return self._spelled[token]
+    @property
+    def known_ids(self) -> int:
+        return max(self.get_vocab().values()) + 1
 
     @property
-    def backend(self) -> str:
-        """The tokenizer of the library as JSON."""
-        found: str = self._backend.to_str()
-        return found
+    def backend(self) -> Backend:
+        return Backend(self._backend.to_str())
 
     def get_vocab(self) -> dict[str, int]:
         found: dict[str, int] = self._backend.get_vocab(with_added_tokens=True)
@@ -271,7 +332,12 @@ class BareTokenizer:
     def apply_chat_template(
         self, conversation: list[dict[str, str]], *, add_generation_prompt: bool, tokenize: bool
     ) -> Any:
-        if self.spelling.template is not None and not tokenize:
+        if (
+            self.spelling.template is not None
+            and not tokenize
+            and conversation
+            and all(map(_is_compared, conversation))
+        ):
             with suppress(CannotRender):
                 return self._template.render(conversation, add_generation_prompt=add_generation_prompt)
         return self._whole().apply_chat_template(
@@ -281,6 +347,11 @@ class BareTokenizer:
     @cached_property
     def _template(self) -> ChatTemplate:
         return ChatTemplate(self.spelling.template or "", self.spelling.names)
+
+
+def _is_compared(message: Mapping[str, Any]) -> bool:
+    """Whether a message is of the kind for which the template has been compared with transformers."""
+    return message.keys() <= PARTS and all(type(part) is str for part in message.values())
 
 
 def _no_other() -> Tokenizer:
@@ -312,27 +383,25 @@ def _chats_alike(whole: "PreTrainedTokenizerBase") -> bool:
 
 def light(tokenizer: Tokenizer) -> Tokenizer:
     """A faster form of a tokenizer: the library's own where transformers' does no more than that."""
-    if isinstance(tokenizer, BareTokenizer):
+    if isinstance(tokenizer, LightTokenizer):
         return tokenizer
     spelling = Spelling.of(cast("PreTrainedTokenizerBase", tokenizer))
     return tokenizer if spelling is None else BareTokenizer(spelling, lambda: tokenizer)
 
 
-def backend_of(tokenizer: Tokenizer) -> str:
-    """A tokenizer as JSON of the library ``tokenizers``, without padding and truncation; raises ValueError if it is of
-    another kind.
-    """
+def backend_of(tokenizer: Tokenizer) -> Backend:
+    """A tokenizer as grammars need it; raises ValueError if it is only Python code."""
+    if isinstance(tokenizer, LightTokenizer):
+        return tokenizer.backend
     import tokenizers
 
-    if isinstance(tokenizer, BareTokenizer):
-        return tokenizer.backend
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if not isinstance(backend, tokenizers.Tokenizer):
         raise ValueError("it is not a tokenizer of the library tokenizers")
     copy = tokenizers.Tokenizer.from_str(backend.to_str())
     copy.no_truncation()
     copy.no_padding()
-    return copy.to_str()
+    return Backend(copy.to_str())
 
 
 def alike(one: Tokenizer, other: Tokenizer) -> bool:
@@ -423,7 +492,8 @@ def check_vocabulary(
 
 def known_ids(tokenizer: Tokenizer, rows: int) -> int:
     """The number of ids that the tokenizer knows and the model has a logit for; the other logits are padding."""
-    return min(max(tokenizer.get_vocab().values()) + 1, rows)
+    known = tokenizer.known_ids if isinstance(tokenizer, LightTokenizer) else max(tokenizer.get_vocab().values()) + 1
+    return min(known, rows)
 
 
 def difference(target: Tokenizer, draft: Tokenizer) -> str | None:

@@ -152,8 +152,9 @@ class Grammars:
             raise RecordError(INVALID, "a grammar ends with the text, and this tokenizer has no token that ends one")
         try:
             import jsonschema  # noqa: F401
-            from llguidance import LLTokenizer
+            import llguidance  # noqa: F401
 
+            from specctl.models.running.grammars.grammar_text import library_tokens
             from specctl.models.running.grammars.trials import TrialProcess
         except ImportError as error:
             install = pip_install("llguidance", "jsonschema")
@@ -162,10 +163,10 @@ class Grammars:
         self._eos = frozenset(eos)
         try:
             backend = backend_of(tokenizer)
-            self._tokens = LLTokenizer(backend, eos_token=sorted(eos))
+            self._tokens = library_tokens(backend.form, eos, backend.encode)
         except Exception as error:  # the library raises nothing narrower
             raise RecordError("no_grammars", f"llguidance cannot read the target's tokenizer: {error}") from error
-        self._trials = TrialProcess(backend, eos) if hasattr(os, "fork") else None
+        self._trials = TrialProcess(backend.form, eos) if hasattr(os, "fork") else None
         self._lock, self._slow = Lock(), Lock()
         self._known: WeakValueDictionary[Source, Compiled] = WeakValueDictionary()  # by source, while texts use them
         self._kept: OrderedDict[Source, Compiled | RecordError] = (

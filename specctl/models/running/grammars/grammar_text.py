@@ -5,11 +5,11 @@ No torch and no numpy here: the process that compiles grammars imports it.
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 EXACT = 1 << 53  # Integers up to this size are exact in llguidance, which uses float64
 ONE = frozenset({
@@ -267,6 +267,52 @@ def grammar_text(kind: str, text: str, *, checked: bool = False) -> GrammarText:
         except jsonschema.SchemaError as error:
             raise ValueError(f"{error.json_path} is not a schema: {one_line(error.message)[:200]}") from error
     return GrammarText(LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=WRITTEN), json.dumps(schema))
+
+
+class _Listed:
+    """What llguidance reads of a vocabulary. A text is split by ``encode``, else into the longest tokens."""
+
+    bos_token_id = None
+
+    def __init__(self, form: Mapping[str, Any], eos: int, encode: Callable[[str], list[int]] | None) -> None:
+        self.tokens = [token.encode("latin-1") for token in form["tokens"]]
+        self.special_token_ids = form["special"]
+        self.eos_token_id = eos
+        self._encode = encode or self._longest
+        special = {*self.special_token_ids}
+        self._ids = {} if encode else {token: i for i, token in enumerate(self.tokens) if token and i not in special}
+
+    def __call__(self, text: str) -> list[int]:
+        if not isinstance(text, str):
+            raise TypeError("text is encoded, not bytes")  # llguidance tries whether bytes are
+        return self._encode(text)
+
+    def _longest(self, text: str) -> list[int]:
+        data, start = text.encode(), 0
+        found: list[int] = []
+        while start < len(data):
+            end = next((end for end in range(len(data), start, -1) if data[start:end] in self._ids), None)
+            found += [] if end is None else [self._ids[data[start:end]]]
+            start = end or start + 1
+        return found
+
+
+def library_tokens(
+    form: str | Mapping[str, Any], eos: Collection[int], encode: Callable[[str], list[int]] | None = None
+) -> LLTokenizer:
+    """llguidance's form of a tokenizer.
+
+    Args:
+        form, encode: see `Backend` in `specctl.models.files.tokenizer`. Of a vocabulary without ``encode`` grammars
+            can be compiled, but the tokens that they force may be others.
+        eos: ids that end a text, at least one.
+
+    Raises:
+        Exception: llguidance does not support it; it raises nothing narrower.
+    """
+    if isinstance(form, str):
+        return LLTokenizer(form, eos_token=sorted(eos))
+    return LLTokenizer(TokenizerWrapper(_Listed(form, min(eos), encode)), eos_token=sorted(eos))
 
 
 def compiled(tokens: LLTokenizer, grammar: str) -> LLMatcher:

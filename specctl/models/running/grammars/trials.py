@@ -30,18 +30,17 @@ OUT_OF_MEMORY = 9
 _SENT = frozenset({signal.SIGABRT, signal.SIGKILL, signal.SIGBUS})
 """Signals that kill a process out of memory, from the library or the system."""
 
+Form = str | Mapping[str, Any]  # A tokenizer as JSON, see `Backend` in `specctl.models.files.tokenizer`
 Answer = dict[str, Any]
 Maker = Callable[[Mapping[str, str]], Answer]
 """Compiles a grammar's ``kind`` and ``text``; the answer has the ``grammar`` to compile, or an ``error``."""
 
 
-def library_maker(tokenizer: str, eos: list[int]) -> Maker:
-    """The `Maker` for a tokenizer in the serialised form of the library ``tokenizers``."""
-    from llguidance import LLTokenizer
+def library_maker(tokenizer: Form, eos: list[int]) -> Maker:
+    """The `Maker` for a tokenizer."""
+    from specctl.models.running.grammars.grammar_text import compiled, grammar_text, library_tokens, one_line
 
-    from specctl.models.running.grammars.grammar_text import compiled, grammar_text, one_line
-
-    tokens = LLTokenizer(tokenizer, eos_token=eos)
+    tokens = library_tokens(tokenizer, eos)
 
     def make(asked: Mapping[str, str]) -> Answer:
         try:
@@ -190,7 +189,7 @@ def _why(status: int) -> str:
     return f"llguidance fails over it (its process ended with {status})"
 
 
-def main(maker: Callable[[str, list[int]], Maker] = library_maker) -> None:
+def main(maker: Callable[[Form, list[int]], Maker] = library_maker) -> None:
     """Try the grammars from standard input until it ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process decides what Ctrl-C ends
     asked, answers = os.dup(0), os.dup(1)
@@ -260,11 +259,11 @@ class TrialProcess:
     """Tries grammars for one tokenizer. Its process starts in advance, and again after it has ended.
 
     Args:
-        tokenizer: in the serialised form of the library ``tokenizers``.
+        tokenizer: as JSON.
         eos: ids that end a text.
     """
 
-    def __init__(self, tokenizer: str, eos: Set[int]) -> None:
+    def __init__(self, tokenizer: Form, eos: Set[int]) -> None:
         self._about = {"tokenizer": tokenizer, "eos": sorted(eos)}
         self._lock = Lock()
         self._numbers = count(1)
