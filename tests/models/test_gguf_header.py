@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from specctl.errors import ModelError
-from specctl.models.files.gguf_header import BLOCKS, parts_of, read_header
+from specctl.models.files.gguf_header import BLOCKS, Header, Tensor, parts_of, read_header
+from tests.support import tiny_gguf
 
 TEXTS = ["", "a", "été " * 40]
 
@@ -127,3 +128,38 @@ def test_refuses_a_file_cut_off_anywhere(tmp_path: Path) -> None:
         path.write_bytes(content[:length])
         with pytest.raises(ModelError, match="cannot be read"):
             read_header(path)
+
+
+def test_what_passes_read_and_cache(tmp_path: Path) -> None:
+    plain = read_header(tiny_gguf.write(tmp_path / "llama.gguf", "llama", "Q8_0"))
+    embedding = 320 * 64 // 32 * 34  # rows of the vocabulary by the width, 34 bytes for 32 numbers
+    assert plain.read_bytes(1) == plain.read_bytes(8) == sum(plain.sizes.values()) - embedding
+    assert (plain.layers, plain.context, plain.cached_values) == (2, 1024, 2 * 2 * 32)
+    assert plain.parameters == sum(np.prod(tensor.shape) for tensor in plain.tensors)
+    tied = read_header(tiny_gguf.write(tmp_path / "tied.gguf", "llama", "Q8_0", tied=True))
+    assert tied.read_bytes(1) == sum(tied.sizes.values())
+    mixed = read_header(tiny_gguf.write(tmp_path / "lfm2.gguf", "lfm2", "Q8_0"))
+    assert mixed.cached_values == 2 * 32  # one of its two layers has attention
+    ahead = read_header(tiny_gguf.write(tmp_path / "mtp.gguf", "qwen35", "Q8_0", mtp=1))
+    whole = read_header(tiny_gguf.write(tmp_path / "qwen35.gguf", "qwen35", "Q8_0"))
+    assert (ahead.layers, ahead.cached_values) == (whole.layers, whole.cached_values) == (2, 64)
+    assert ahead.read_bytes(1) == whole.read_bytes(1)
+
+
+def test_wider_passes_read_more_experts(tmp_path: Path) -> None:
+    header = read_header(tiny_gguf.write(tmp_path / "m.gguf", "llama", "Q8_0", experts=8))
+    experts = sum(tensor.size for tensor in header.tensors if "_exps" in tensor.name)
+    rest = header.read_bytes(100) - experts
+    assert header.read_bytes(1) == rest + experts // 4  # two of eight
+    assert header.read_bytes(2) == rest + experts * 7 // 16  # the second token shares a quarter
+
+
+def test_attention_of_other_kinds_caches_what_its_matrices_give() -> None:
+    def header(**shapes: tuple[int, int]) -> Header:
+        tensors = [Tensor(f"blk.0.attn_{name}.weight", shape, "F16", 0, 0) for name, shape in shapes.items()]
+        return Header({"general.architecture": "x", "x.block_count": 1}, tensors, [])
+
+    assert header(qkv=(64, 64 + 2 * 16), output=(64, 64)).cached_values == 32
+    assert header(q_a=(64, 8), kv_a_mqa=(64, 24), k_b=(8, 64)).cached_values == 24
+    assert header(k=(64, 16), output=(64, 64)).cached_values == 32
+    assert header().cached_values == 0

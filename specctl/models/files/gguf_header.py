@@ -24,6 +24,12 @@ PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 """The name of one part of a model in several files: what all share, the part's number from 1, how many there are."""
 
 
+LAYER = re.compile(r"blk\.(\d+)\.")
+"""How the names of a layer's tensors begin."""
+ATTENTION = ("k", "v", "qkv", "kv_a_mqa", "output")
+"""Matrices of a layer's attention: keys, values, both with the queries, both as a latent vector, and the output."""
+
+
 class Block(NamedTuple):
     """A tensor's element type: blocks of numbers that are stored together."""
 
@@ -101,6 +107,61 @@ class Header(NamedTuple):
         for tensor in self.tensors:
             found[tensor.type] += tensor.size
         return dict(found.most_common())
+
+    @property
+    def parameters(self) -> int:
+        """The number of weights."""
+        return sum(prod(tensor.shape) for tensor in self.tensors)
+
+    @property
+    def layers(self) -> int:
+        """The number of layers, without those that predict further tokens."""
+        return self._count("block_count") - self._count("nextn_predict_layers")
+
+    @property
+    def context(self) -> int | None:
+        """The length in tokens that the model was trained for; None if the file does not say."""
+        return self._count("context_length") or None
+
+    @property
+    def cached_values(self) -> int:
+        """How many numbers are cached for a token: the keys and values of all layers with attention."""
+        rows = {tensor.name: tensor.shape for tensor in self.tensors}
+        found = 0
+        for layer in range(self.layers):
+            sizes = {part: rows.get(f"blk.{layer}.attn_{part}.weight") for part in ATTENTION}
+            key, value, joined, latent, output = (sizes[part] for part in ATTENTION)
+            if latent is not None:
+                found += latent[1]
+            elif key is not None:
+                found += key[1] + (key if value is None else value)[1]
+            elif joined is not None and output is not None:
+                found += joined[1] - output[0]
+        return found
+
+    def read_bytes(self, tokens: int) -> int:
+        """The bytes of weights that a pass over some tokens reads.
+
+        Without embeddings, of which it reads a row for each token, and layers that predict further tokens. Tokens are
+        assumed to choose experts at random, so wider passes read more of them.
+        """
+        tied = all(tensor.name != "output.weight" for tensor in self.tensors)
+        experts, chosen = self._count("expert_count"), self._count("expert_used_count")
+        share = 1 - (1 - chosen / experts) ** tokens if experts else 1.0
+        found = 0.0
+        for tensor in self.tensors:
+            layer = LAYER.match(tensor.name)
+            embedding = tensor.name == "per_layer_token_embd.weight" or (
+                tensor.name == "token_embd.weight" and not tied
+            )
+            if not embedding and (layer is None or int(layer[1]) < self.layers):
+                found += tensor.size * (share if "_exps." in tensor.name else 1)
+        return round(found)
+
+    def _count(self, key: str) -> int:
+        """A number of the architecture's metadata; 0 without one."""
+        found = self.values.get(f"{self.architecture}.{key}")
+        return found if isinstance(found, int) else 0
 
 
 def parts_of(path: Path) -> list[Path]:
