@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specctl.errors import ModelError, pip_install
+from specctl.models.files.cache import cache_home
 
 if TYPE_CHECKING:
     import numpy as np
@@ -183,11 +184,6 @@ def unpacking(file: Path, role: str) -> str:
         f"Unpack the file into float32 weights of up to 8 times its size: `{shlex.join(command)}`, and set "
         f"model = {folder!r} in [{role}]."
     )
-
-
-def cache_home() -> Path:
-    """specctl's folder in ``$XDG_CACHE_HOME``, by default ``~/.cache``."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "specctl"
 
 
 def small_files(path: Path) -> Path:

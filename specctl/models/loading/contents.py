@@ -9,9 +9,10 @@ from functools import lru_cache
 from pathlib import Path
 from time import time_ns
 
+from specctl.models.files.cache import write_small
 from specctl.models.files.checkpoint import SMALL_FILES, Checkpoint, files_hash, locate, stored_weights
 from specctl.models.files.library_calls import ADAPTER
-from specctl.models.onnx.store import cache_folder, write_small
+from specctl.models.onnx.store import cache_folder
 from specctl.models.predictors.predictor_checkpoint import CONFIG, PUBLISHED_WEIGHTS, WEIGHTS, locate_predictor, on_hub
 from specctl.profile.schema import IN_TARGET, DraftTable, Profile
 

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from specctl.errors import ModelError
+from specctl.models.files.cache import write_small
 from specctl.models.files.checkpoint import Checkpoint
 from specctl.models.loading.contents import model_hash
-from specctl.models.onnx.store import cache_folder, key_of_files, write_small
+from specctl.models.onnx.store import cache_folder, key_of_files
 from specctl.profile.schema import ModelTable
 
 if TYPE_CHECKING:

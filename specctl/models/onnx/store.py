@@ -9,23 +9,23 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from math import isfinite
 from pathlib import Path
-from time import sleep, time
+from time import sleep
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 from specctl import __version__
-from specctl.models.files.gguf import cache_home
+from specctl.models.files.cache import CPUINFO, cache_home, features, processor, write_small
 from specctl.models.files.tokenizer import Spelling
 from specctl.models.passes.draft_vocabulary import DraftVocabulary
 from specctl.models.passes.tree_sight import WINDOWS
-from specctl.outputs import ABANDONED, locked, remove_abandoned
+from specctl.outputs import locked, remove_abandoned
 
 if TYPE_CHECKING:
     from torch import nn
@@ -138,30 +138,6 @@ def _making(kind: str, dtype: str, quantize: str | None, *, trees: bool) -> list
     return [SCHEMA_VERSION, dtype, quantize, trees, {name: version_of(name) for name in MAKERS}, kind, *processor()]
 
 
-CPUINFO = Path("/proc/cpuinfo")
-
-
-def processor(path: Path = CPUINFO) -> list[str]:
-    """The kind of this machine's processor and its features.
-
-    Args:
-        path: Linux's description of the processor; without this file, the processor's name is used.
-    """
-    able = _features(path)
-    return [platform.machine(), platform.processor() if able is None else " ".join(sorted(able))]
-
-
-def _features(path: Path) -> list[str] | None:
-    """The processor's features as Linux names them, or None if they are unknown; those of the first core."""
-    try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return None
-    able = (line.partition(":")[2] for line in lines if line.lower().startswith(("flags", "features")))
-    found = next(able, None)
-    return None if found is None else found.split()
-
-
 INTEGER_PRODUCTS = (
     ("x86_64", frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"}), "AVX-512 VNNI"),
     ("x86_64", frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl"}), "AVX-512"),
@@ -185,7 +161,7 @@ def integer_products(path: Path = CPUINFO, machine: str | None = None) -> str | 
         path: see `processor`.
         machine: as `platform.machine` names it; None for this one.
     """
-    able, machine = _features(path), machine or platform.machine()
+    able, machine = features(path), machine or platform.machine()
     if able is None or machine not in {kind for kind, _, _ in INTEGER_PRODUCTS}:
         return None
     return next((name for kind, needs, name in INTEGER_PRODUCTS if kind == machine and needs <= {*able}), "")
@@ -364,21 +340,6 @@ FACTS_VERSION = 3
 # Why a graph cannot read trees although its model could have one that does.
 CHAINS = "its onnx graph was made for chains"
 HEAD_CHAINS = "the onnx graph of a draft head reads no trees"  # Why no graph of a draft head reads trees
-
-
-def write_small(path: Path, content: str | bytes) -> None:
-    """Write a small file completely or not at all. A failure is silent; an earlier file then stays."""
-    new = path.with_name(f".{path.name}-{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        for left in path.parent.glob(f".{path.name}-*"):  # left by processes that were killed
-            if left.stat().st_mtime < time() - ABANDONED:
-                left.unlink(missing_ok=True)
-        new.write_bytes(content.encode() if isinstance(content, str) else content)
-        new.replace(path)
-    except OSError:  # a folder without write permission
-        with suppress(OSError):
-            new.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True, slots=True)
