@@ -10,7 +10,7 @@ from huggingface_hub import constants
 from specctl.errors import AbsentError, ModelError
 from specctl.models.files.checkpoint import locate
 from specctl.models.files.gguf_header import parts_of
-from specctl.models.files.gguf_names import HubFiles, choose, find
+from specctl.models.files.gguf_names import HubFiles, _sizes_on_hub, choose, find
 from specctl.profile.schema import ModelTable
 from tests.support.checkpoints import Hub
 from tests.support.gguf_files import random_llama, write
@@ -26,6 +26,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    _sizes_on_hub.cache_clear()
     return tmp_path
 
 
@@ -162,14 +163,17 @@ def test_only_the_files_of_the_model_are_downloaded(home: Path, hub: Hub) -> Non
     assert sorted(file.name for file in first.parent.iterdir()) == parts
     hub.requests.clear()
     assert find(f"{REPOSITORY}:q8_0", "target") == first
-    assert not hub.requests  # what is here is taken without asking
+    assert isinstance(find(f"{REPOSITORY}:Q4_0", "target"), HubFiles)
+    assert not hub.requests  # what is here is taken without asking, and the list of files is asked for once
     (first.parent / parts[1]).unlink()
     assert find(f"{REPOSITORY}:q8_0", "target") == found
     assert "no GGUF file in it has the tag 'Q6_K'. Its tags are Q4_0, Q8_0" in message(f"{REPOSITORY}:Q6_K")
+    _sizes_on_hub.cache_clear()
     (home / "there" / parts[1]).unlink()
     assert f"the repository lacks {parts[1]}" in message(f"{REPOSITORY}:Q8_0")
     (home / "there" / parts[0]).unlink()
     (home / "there" / "m-Q4_0.gguf").unlink()
+    _sizes_on_hub.cache_clear()
     assert "there is no GGUF model in it" in message(f"{REPOSITORY}:Q8_0")
     assert "neither a folder here nor a repository on the hub" in message("maker/none:Q8_0")
 
@@ -181,6 +185,7 @@ def test_a_repository_whose_name_does_not_say_gguf(home: Path, hub: Hub) -> None
     assert found.weights is not None
     assert found.weights.read_bytes() == file.read_bytes()
     file.unlink()
+    _sizes_on_hub.cache_clear()
     made(home / "there" / "README.md")
     with pytest.raises(ModelError, match=r"there is no config\.json"):
         locate(ModelTable(model="maker/model"), "target")

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -279,10 +280,8 @@ def _unknown(name: _Name, store: str, known: Sequence[str]) -> ModelError:
 
 def _on_hub(name: _Name, role: str, revision: str | None, cached: tuple[Path, list[str]] | None) -> Path | HubFiles:
     try:
-        from huggingface_hub import HfApi
-
         with explained(role, name.repository), hushed_hub():
-            listed = [*HfApi().list_repo_tree(name.repository, revision=revision, recursive=True)]
+            sizes = _sizes_on_hub(name.repository, revision)
     except AbsentError as error:
         if error.gated:
             raise
@@ -294,7 +293,6 @@ def _on_hub(name: _Name, role: str, revision: str | None, cached: tuple[Path, li
         raise AbsentError(
             error.message, f"{here}Run `hf download {name.repository} {file}` where there is a network."
         ) from error
-    sizes = {one.path: int(getattr(one, "size", 0)) for one in listed if one.path.lower().endswith(".gguf")}
     found = choose([*sizes], name.wanted)
     if found is None:
         raise _no_tag([*sizes], name.wanted, name.subject)
@@ -302,6 +300,15 @@ def _on_hub(name: _Name, role: str, revision: str | None, cached: tuple[Path, li
     if missing := [part for part in parts if part not in sizes]:
         raise ModelError(f"{name.subject}: the repository lacks {missing[0]}.", "Choose another tag.")
     return HubFiles(name.repository, revision, {part: sizes[part] for part in parts})
+
+
+@cache
+def _sizes_on_hub(repository: str, revision: str | None) -> Mapping[str, int]:
+    """The bytes of a repository's GGUF files by name. Asked once in a process, which looks names up several times."""
+    from huggingface_hub import HfApi
+
+    listed = HfApi().list_repo_tree(repository, revision=revision, recursive=True)
+    return {one.path: int(getattr(one, "size", 0)) for one in listed if one.path.lower().endswith(".gguf")}
 
 
 def _hub_caches() -> Iterator[Path]:
@@ -315,17 +322,17 @@ def _hub_caches() -> Iterator[Path]:
 def _is_cached_model(name: _Name) -> bool:
     """Whether a name without an owner is a model of the hub's cache, which goes before other programs' stores."""
     folder = f"models--{name.repository.replace('/', '--')}"
-    return any(any((cache / folder).glob("snapshots/*/config.json")) for cache in _hub_caches())
+    return any(any((place / folder).glob("snapshots/*/config.json")) for place in _hub_caches())
 
 
 def _cached(name: _Name, revision: str | None) -> tuple[Path, list[str]] | None:
     """A snapshot of a repository in the hub's cache with GGUF files, and their names."""
     folder = f"models--{name.repository.replace('/', '--')}"
-    for cache in _hub_caches():
-        snapshots = cache / folder / "snapshots"
+    for place in _hub_caches():
+        snapshots = place / folder / "snapshots"
         commit = revision or "main"
         with suppress(OSError, UnicodeDecodeError):
-            commit = (cache / folder / "refs" / commit).read_text(encoding="utf-8").strip() or commit
+            commit = (place / folder / "refs" / commit).read_text(encoding="utf-8").strip() or commit
         found = [snapshots / commit]
         if revision is None:
             with suppress(OSError):
