@@ -127,6 +127,8 @@ def silent_ids(tokenizer: Tokenizer) -> frozenset[int]:
 
 def special_ids(tokenizer: Tokenizer, stops: Sequence[str]) -> set[int]:
     """Ids of the special tokens among stop strings, which decoded text omits."""
+    if not stops:
+        return set()
     special = dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True))
     return {special[stop] for stop in stops if stop in special}
 

@@ -9,7 +9,7 @@ from specctl.decoding.answers import NamedDrafters
 from specctl.decoding.prompt_format import PromptFormat
 from specctl.decoding.session import TextRequest
 from specctl.errors import ProfileError, UsageError
-from specctl.models.files.tokenizer import BareTokenizer, Spelling, Tokenizer, light
+from specctl.models.files.tokenizer import BareTokenizer, LightTokenizer, Tokenizer, light
 from specctl.models.running.grammars.grammar import Compiled, grammars_of, source_of
 from specctl.models.running.pair import Pair, room_in
 from specctl.models.running.passes import Passes
@@ -26,7 +26,7 @@ from specctl.text_engine.processes import ProcessEngine
 class PairFacts:
     """Facts about a pair for a process that has not loaded it."""
 
-    spelling: Spelling | None  # the target tokenizer's spelling; None if only transformers can run it
+    tokenizer: Tokenizer | None  # the target's; None if only transformers can run it
     # eos, context, vocabulary: see `Pair`
     eos: frozenset[int]
     context: int
@@ -38,8 +38,8 @@ class PairFacts:
     def of(cls, pair: Pair, offered: dict[str, Any], texts: int) -> Self:
         """The facts about a loaded pair."""
         tokenizer = light(pair.tokenizer)
-        spelling = tokenizer.spelling if isinstance(tokenizer, BareTokenizer) else None
-        return cls(spelling, pair.eos, pair.context, pair.vocabulary, offered, texts)
+        own = tokenizer if isinstance(tokenizer, LightTokenizer) else None
+        return cls(own, pair.eos, pair.context, pair.vocabulary, offered, texts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,9 @@ class Served:
     def by_workers(cls, engine: ProcessEngine, profile: Profile, tokenizer: Callable[[], Tokenizer]) -> Self:
         """Serve a pair that processes have loaded with `here`; ``tokenizer`` loads the target's tokenizer."""
         facts: PairFacts = engine.about
-        known = tokenizer() if facts.spelling is None else BareTokenizer(facts.spelling, tokenizer)
+        known = facts.tokenizer or tokenizer()
+        if isinstance(known, BareTokenizer):
+            known.whole = tokenizer
         return cls(engine, profile, facts, known, engine.count // engine.places)
 
     @property

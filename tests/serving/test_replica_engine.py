@@ -1,6 +1,7 @@
 """A server over replicas answers as one with the pair itself does."""
 
 import json
+import pickle
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -58,8 +59,9 @@ def clients(decoder: specctl.Decoder, engine: HereEngine) -> Iterator[tuple[Test
     """Of a server over a replica, and what the pair answers itself, one after the other: they are one pair."""
     facts = engine.about
     assert isinstance(facts, PairFacts)
-    assert facts.spelling is not None
-    tokenizer = BareTokenizer(facts.spelling, lambda: decoder.pair.tokenizer)
+    tokenizer = pickle.loads(pickle.dumps(facts.tokenizer))
+    assert isinstance(tokenizer, BareTokenizer)
+    tokenizer.whole = lambda: decoder.pair.tokenizer
     pair = Served(Attended(engine), decoder.profile, facts, tokenizer, 1)
     with (
         TestClient(application(Service(pair, LIMITS))) as replicated,
@@ -131,7 +133,7 @@ def test_without_a_spelling_the_whole_tokenizer_is_taken(
 ) -> None:
     monkeypatch.setattr("specctl.serving.served.light", lambda tokenizer: tokenizer)
     whole = AutoTokenizer.from_pretrained(decoder.profile.target.model)
-    assert PairFacts.of(replace(decoder.pair, tokenizer=whole), {}, 1).spelling is None
+    assert PairFacts.of(replace(decoder.pair, tokenizer=whole), {}, 1).tokenizer is None
 
 
 def test_a_grammar_that_nobody_waits_for_is_compiled_no_longer(

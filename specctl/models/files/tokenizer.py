@@ -277,7 +277,8 @@ class LightTokenizer(ABC):
 class BareTokenizer(LightTokenizer):
     """A `Tokenizer` that uses the ``tokenizers`` library alone and gives the same ids and texts as transformers.
 
-    ``whole`` loads transformers' tokenizer, which renders what `ChatTemplate` cannot and cleans up spaces.
+    ``whole`` loads transformers' tokenizer, which renders what `ChatTemplate` cannot and cleans up spaces. It is not
+    pickled.
 
     Raises:
         Exception: the spelling is damaged; the library raises nothing narrower.
@@ -292,7 +293,7 @@ class BareTokenizer(LightTokenizer):
         self._backend.no_padding()
         self._backend.encode_special_tokens = spelling.splits
         self.joins = isinstance(self._backend.decoder, tokenizers.decoders.ByteLevel)
-        self._whole = whole or _no_other
+        self.whole = whole or _no_other
         self._cleans = spelling.cleans
         self.chat_template: Any = spelling.chats
         self.spelling = spelling
@@ -300,6 +301,9 @@ class BareTokenizer(LightTokenizer):
         self.all_special_ids = [index for _, index in spelling.specials]
         self.eos_token_id = spelling.eos
         self.added_tokens_decoder: Mapping[int, Any] = self._backend.get_added_tokens_decoder()
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.spelling,)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         found: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
@@ -314,7 +318,7 @@ class BareTokenizer(LightTokenizer):
     ) -> Any:
         cleans = self._cleans if clean_up_tokenization_spaces is None else clean_up_tokenization_spaces
         if cleans:
-            return self._whole().decode(token_ids, skip_special_tokens, clean_up_tokenization_spaces=True)
+            return self.whole().decode(token_ids, skip_special_tokens, clean_up_tokenization_spaces=True)
         return str(self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens))
 
     @property
@@ -340,7 +344,7 @@ class BareTokenizer(LightTokenizer):
         ):
             with suppress(CannotRender):
                 return self._template.render(conversation, add_generation_prompt=add_generation_prompt)
-        return self._whole().apply_chat_template(
+        return self.whole().apply_chat_template(
             conversation, add_generation_prompt=add_generation_prompt, tokenize=tokenize
         )
 
@@ -526,7 +530,9 @@ def _first_difference(target: dict[str, int], draft: dict[str, int]) -> str:
 def _other_encoding(target: Tokenizer, draft: Tokenizer) -> str | None:
     for probe in PROBES:
         ours, theirs = (tokenizer.encode(probe, add_special_tokens=False) for tokenizer in (target, draft))
-        if ours != theirs:
+        # What a tokenizer puts before a whole text does not matter: a draft reads the target's ids.
+        inside = [tokenizer.encode(f"a{probe}", add_special_tokens=False) for tokenizer in (target, draft)]
+        if ours != theirs and inside[0] != inside[1]:
             at = next(
                 (i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs))
             )
