@@ -7,6 +7,7 @@ xllamacpp, a wheel for any machine. Neither package's Python code is imported.
 import ctypes
 import os
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from ctypes import POINTER, Structure, c_bool, c_char_p, c_float, c_int, c_int32, c_size_t, c_uint32, c_void_p
@@ -120,6 +121,7 @@ class Batch(Structure):
 LogCallback = ctypes.CFUNCTYPE(None, c_int, c_char_p, c_void_p)
 AbortCallback = ctypes.CFUNCTYPE(None, c_char_p)
 WARNING = 3  # The level from which lines of llama.cpp's log are kept; 4 are errors
+LINES = 100  # How many of them are kept
 CONTINUED = 5  # The level of a piece that continues the line before it
 
 P, N, U, Z, B, S = c_void_p, c_int32, c_uint32, c_size_t, c_bool, c_char_p
@@ -154,6 +156,7 @@ FUNCTIONS: Mapping[str, tuple[Any, tuple[Any, ...]]] = {
     "llama_model_n_layer": (N, (P,)),
     "llama_model_n_layer_nextn": (N, (P,)),
     "llama_model_n_swa": (N, (P,)),
+    "llama_model_n_head_kv": (N, (P,)),
     "llama_model_size": (ctypes.c_uint64, (P,)),
     "llama_model_n_params": (ctypes.c_uint64, (P,)),
     "llama_model_has_encoder": (B, (P,)),
@@ -246,12 +249,12 @@ class Library:
 
     Attributes:
         package: where it comes from.
-        lines: warnings and errors of llama.cpp's log since `logged` was last entered.
+        lines: the last warnings and errors of llama.cpp's log since `logged` was last entered.
     """
 
     def __init__(self, found: Package) -> None:
         self.package = found
-        self.lines: list[str] = []
+        self.lines: deque[str] = deque(maxlen=LINES)
         os.environ.setdefault(TILED, "0")
         handle = ctypes.CDLL(str(found.library))
         shelves = [handle]  # on Linux a library finds symbols of those that it was linked with; elsewhere ask them
@@ -279,10 +282,15 @@ class Library:
     def __getattr__(self, name: str) -> Callable[..., Any]:
         raise AttributeError(name)
 
+    @property
+    def last_line(self) -> str:
+        """The last of `lines`, for a message."""
+        return self.lines[-1].strip() if self.lines else "it gives no reason"
+
     @contextmanager
-    def logged(self) -> Iterator[list[str]]:
+    def logged(self) -> Iterator[deque[str]]:
         """Collects the warnings and errors of the calls in it."""
-        self.lines = []
+        self.lines.clear()
         yield self.lines
 
     def _logged(self, level: int, text: bytes, _: Any) -> None:

@@ -1,0 +1,359 @@
+"""Passes of a GGUF model on llama.cpp over one sequence or several."""
+
+from collections.abc import Sequence
+from ctypes import c_int8
+from typing import TYPE_CHECKING, Any
+from weakref import finalize
+
+import numpy as np
+import numpy.typing as npt
+
+from specctl.errors import ModelError, RecordError
+from specctl.models.llama.library import Batch
+from specctl.models.llama.model import LlamaModel
+from specctl.models.llama.rounding import Rounding
+from specctl.models.passes.forward import Forward, joined
+from specctl.models.passes.inference import HOST
+from specctl.models.running.passes import Passes, Request
+from specctl.printable import gib
+
+if TYPE_CHECKING:
+    import torch
+
+CAPACITY = 256  # Initial number of tokens of a sequence that fit; it doubles when full. llama.cpp takes multiples of it
+ROWS, MORE_ROWS = 64, 16
+"""The most tokens with logits in one pass: memory for their logits is reserved. For more sequences, at least the second
+number for each of them."""
+LARGE = 1 << 26  # Bytes of a cache from which free memory is looked up first
+NO_MEMORY = (1, -2)  # Codes of llama.cpp's calls for which there was no room
+MOST_VIEWS = 256  # How many views of logits are kept
+FLASH = 1  # Flash attention is always used: without it a single row rounds otherwise than several
+
+
+class _Context:
+    """A context of llama.cpp; freed with the last reference, also of the logits read from it."""
+
+    def __init__(self, model: LlamaModel, slots: int, capacity: int, rows: int, rounding: Rounding, threads: int):
+        lib = model.library
+        parameters = lib.llama_context_default_params()
+        parameters.n_ctx, parameters.n_seq_max = capacity * slots, slots
+        parameters.n_batch = parameters.n_ubatch = rounding.most
+        parameters.n_outputs_max, parameters.n_outputs_max_per_seq = rows, 0
+        parameters.n_threads = parameters.n_threads_batch = threads
+        parameters.type_k = parameters.type_v = rounding.cache
+        parameters.flash_attn_type = FLASH
+        parameters.swa_full, parameters.kv_unified = True, False
+        parameters.no_perf = True
+        if not model.cards:
+            parameters.offload_kqv = parameters.op_offload = False
+        with lib.logged() as lines:
+            handle: int | None = lib.llama_init_from_model(model.handle, parameters)
+        if handle is None:
+            why = lines[0].strip() if lines else "llama.cpp gives no reason"
+            raise MemoryError(f"no context of {capacity * slots} tokens could be made for {model.path.name}: {why}")
+        self.handle = handle
+        finalize(self, _free, lib.llama_free, handle, model)
+        self.memory: int = lib.llama_get_memory(handle)
+        self.capacity: int = lib.llama_n_ctx_seq(handle)
+
+    def floats(self, address: int, rows: int, columns: int) -> npt.NDArray[np.float32]:  # (rows, columns)
+        """Numbers of this context, which lives as long as they are used."""
+        return np.asarray(_Floats(self, address, (rows, columns)))
+
+
+class _Floats:
+    """Memory of a context as numpy takes it."""
+
+    def __init__(self, context: _Context, address: int, shape: tuple[int, int]):
+        self._context = context
+        self.__array_interface__ = {"version": 3, "typestr": "<f4", "shape": shape, "data": (address, True)}
+
+
+def _free(free: Any, handle: int, model: LlamaModel) -> None:  # noqa: ARG001 - the model lives as long
+    free(handle)
+
+
+class LlamaPasses(Passes):
+    """`Passes` of a GGUF model: one context of llama.cpp, and one call of it for all sequences.
+
+    Every token's logits are the same bit for bit, whatever is read with it, as far as `Rounding` holds.
+
+    Args:
+        model: with its weights.
+        vocabulary: V, the pair's shared vocabulary; logits beyond it are cut off.
+        context: the most tokens of a sequence.
+        rounding: how the model is read.
+        threads: of a pass on the CPU.
+        slots: the number of sequences.
+
+    Raises:
+        ModelError: there is no memory for a context.
+    """
+
+    engine = "llama.cpp"
+    runs_model = False
+    no_rows = None
+
+    def __init__(
+        self, model: LlamaModel, vocabulary: int, context: int, rounding: Rounding, threads: int, slots: int = 1
+    ) -> None:
+        self.model, self.rounding, self.threads, self.slots = model, rounding, threads, slots
+        self.context, self.device = context, HOST
+        self.token_bytes = 2 * model.cached_values
+        self._vocabulary = vocabulary
+        self._rows = min(rounding.most, max(ROWS, MORE_ROWS * slots))
+        self._texts: list[list[int]] = [[] for _ in range(slots)]  # the tokens that each sequence has read
+        self._cells = [0] * slots  # how many tokens llama.cpp's memory holds of each, from its text's beginning
+        self._copied: set[int] = set()  # sequences that llama.cpp copies before its next call
+        self._hidden = False  # whether calls return states
+        self._views: dict[tuple[int, int], npt.NDArray[np.float32]] = {}
+        most, numbers = rounding.most, np.int32
+        self._tokens, self._positions, self._ones = (
+            np.zeros(most, numbers),
+            np.zeros(most, numbers),
+            np.ones(most, numbers),
+        )
+        self._numbers = np.arange(slots, dtype=numbers)
+        self._places = [self._numbers.ctypes.data + self._numbers.itemsize * slot for slot in range(slots)]
+        self._sequences = np.full(most, self._places[0], np.uint64)  # pointers to their numbers
+        self._wanted = np.zeros(most, np.int8)
+        arrays = self._tokens, None, self._positions, self._ones, self._sequences, self._wanted
+        self._batch = Batch(0, *(None if each is None else each.ctypes.data for each in arrays))
+        try:
+            self._context = self._new(min(CAPACITY, context))
+        except MemoryError as error:
+            raise ModelError(f"{error}.") from error
+
+    def _new(self, capacity: int) -> _Context:
+        capacity = -(-capacity // CAPACITY) * CAPACITY
+        needed = self.token_bytes * capacity * self.slots
+        if needed > LARGE and not self.model.cards:
+            import psutil  # type: ignore[import-untyped]
+
+            if needed > (free := psutil.virtual_memory().available):
+                tokens = (
+                    f"{capacity:,} tokens of each of {self.slots} texts" if self.slots > 1 else f"{capacity:,} tokens"
+                )
+                raise MemoryError(f"{tokens} take {gib(needed)} of memory, and {gib(free)} is free")
+        return _Context(self.model, self.slots, capacity, self._rows, self.rounding, self.threads or 1)
+
+    @property
+    def capacity(self) -> int:
+        """The number of tokens of a sequence that fit."""
+        return self._context.capacity
+
+    def over(self, slots: int, width: int | None = None) -> "LlamaPasses":  # noqa: ARG002 - results depend on neither
+        return LlamaPasses(self.model, self._vocabulary, self.context, self.rounding, self.threads or 1, slots)
+
+    def fresh(self) -> "LlamaPasses":
+        return self.over(1)
+
+    def use_threads(self, threads: int) -> None:
+        """Compute later passes with this number of threads."""
+        self.threads = threads
+        self.model.library.llama_set_n_threads(self._context.handle, threads, threads)
+
+    def begin(self, prompt: int) -> None:
+        self._reserve(min(self.context, prompt + 1))
+
+    def copy(self, source: int, slot: int, start: int, stop: int) -> None:  # noqa: ARG002 - all of it is copied
+        self._remove(slot, 0)
+        if self._cells[source]:
+            self.model.library.llama_memory_seq_cp(self._context.memory, source, slot, -1, -1)
+            self._copied.add(slot)
+        self._cells[slot] = self._cells[source]
+        self._texts[slot] = self._texts[source][:stop]
+
+    def answer(self, request: Request) -> Any:
+        return self._one(request) if request.reader is None else super().answer(request)
+
+    def forward(self, requests: Sequence[Request]) -> list[Forward]:
+        if len(requests) == 1:
+            return [self._one(requests[0])]
+        hidden = any(request.hidden for request in requests)
+        groups: list[list[Request]] = []
+        tokens = rows = 0
+        for request in requests:
+            width, kept = self._size(len(request.tokens), request.keep, hidden=hidden)
+            tokens, rows = tokens + width, rows + kept
+            if groups and tokens <= self.rounding.most and rows <= self._rows:
+                groups[-1].append(request)
+            else:
+                groups.append([request])
+                tokens, rows = width, kept
+        if len(groups) == 1:
+            return self._call(groups[0])
+        return [
+            _copied(found)
+            for group in groups
+            for found in (self._call(group) if len(group) > 1 else [self._one(group[0])])
+        ]
+
+    def _size(self, width: int, keep: int, *, hidden: bool) -> tuple[int, int]:
+        """The most tokens that a part of a call may have with its padding, and the most of them with logits."""
+        least = self.rounding.least
+        padded = width + least - 1
+        return padded, padded if hidden else keep + least - 1
+
+    def _one(self, request: Request) -> Forward:
+        """A pass over one sequence, in several calls where it is long."""
+        width, keep, hidden = len(request.tokens), request.keep, request.hidden
+        padded, kept = self._size(width, keep, hidden=hidden)
+        if padded <= self.rounding.most and kept <= self._rows:
+            return self._call((request,))[0]
+        padding = self.rounding.least - 1
+        longest, rows = self.rounding.most - padding, self._rows - padding
+        parts: list[Forward] = []
+        start, first = 0, width - keep
+        while start < width:
+            end = min(start + longest, width)
+            if end > first:
+                end = min(end, start + rows if hidden else max(start, first) + rows)
+            kept = max(0, end - max(start, first))
+            piece = request._replace(
+                after=request.after + start, tokens=request.tokens[start:end], keep=kept, hidden=hidden and kept > 0
+            )
+            found = self._call((piece,))[0]
+            if kept:
+                parts.append(found if end == width and not parts else _copied(found))
+            start = end
+        return parts[0] if len(parts) == 1 else joined(parts) if parts else found
+
+    def _call(self, requests: Sequence[Request]) -> list[Forward]:
+        """One call of llama.cpp for requests that it has room for."""
+        widths = [len(request.tokens) for request in requests]
+        least = self.rounding.least
+        if least > 1:
+            widths = self.rounding.padded(widths)
+        starts, end = [], 0
+        for request, width in zip(requests, widths, strict=True):
+            stop = request.after + len(request.tokens)
+            if stop > self.context:
+                what = f"the text has {stop} tokens; the model holds {self.context}"
+                raise RecordError("prompt_too_long", what)
+            start = max(0, stop - width) if width > stop - request.after else request.after
+            starts.append(start)
+            end = max(end, start + width)
+        if end > self._context.capacity:
+            self._reserve(end)
+        given: list[Sequence[int]] = []
+        for request, start in zip(requests, starts, strict=True):
+            before = self._texts[request.slot][start : request.after]
+            given.append([*before, *request.tokens] if before else request.tokens)
+            if self._cells[request.slot] != start:
+                self._go_to(request.slot, start)
+        count, firsts = 0, []
+        for request, width, start, tokens in zip(requests, widths, starts, given, strict=True):
+            behind = width - len(tokens)
+            wanted = max(request.keep + behind, least) if least > 1 else request.keep
+            stop = count + width
+            last = stop - behind
+            if width == 1:
+                self._tokens[count], self._positions[count], self._wanted[count] = tokens[0], start, wanted
+            else:
+                self._tokens[count:last], self._tokens[last:stop] = tokens, tokens[-1]
+                self._positions[count:stop] = np.arange(start, start + width)
+                self._wanted[count : stop - wanted], self._wanted[stop - wanted : stop] = 0, 1
+            if self.slots > 1:
+                self._sequences[count:stop] = self._places[request.slot]
+            firsts.append(last - request.keep)
+            count = stop
+        hidden = any(request.hidden for request in requests)
+        self._decode(count, hidden=hidden)
+        found = []
+        for request, width, start, tokens, first in zip(requests, widths, starts, given, firsts, strict=True):
+            text = self._texts[request.slot]
+            text[start:] = tokens
+            self._cells[request.slot] = start + width
+            columns = self._logits(first, request.keep)
+            states = self._states(first, request.keep) if request.hidden else None
+            found.append(Forward(columns, states))
+        return found
+
+    def _decode(self, count: int, *, hidden: bool) -> None:
+        """Read the first ``count`` tokens of the arrays.
+
+        Raises:
+            MemoryError, RuntimeError: all sequences are empty then for llama.cpp, and are read again when needed.
+        """
+        lib, context = self.model.library, self._context
+        if hidden != self._hidden:
+            lib.llama_set_embeddings(context.handle, hidden)
+            self._hidden = hidden
+        self._batch.n_tokens = count
+        code = lib.llama_decode(context.handle, self._batch)
+        self._copied.clear()
+        if code:
+            lib.llama_memory_clear(context.memory, False)
+            self._cells = [0] * self.slots
+            why = f"llama.cpp could not read {count} tokens (code {code}): {lib.last_line}"
+            raise MemoryError(why) if code in NO_MEMORY else RuntimeError(why)
+
+    def _go_to(self, slot: int, length: int) -> None:
+        """Make llama.cpp's memory hold exactly the first tokens of a text that was read up to there before."""
+        self._remove(slot, length)
+        if (cells := self._cells[slot]) < length:
+            self._one(Request(slot, cells, self._texts[slot][cells:length], 0))
+            self._remove(slot, length)
+
+    def _remove(self, slot: int, length: int) -> None:
+        """Remove cells after the first ``length``; all cells where what would remain is not what it was."""
+        if self._cells[slot] <= length:
+            return
+        lib, memory, window = self.model.library, self._context.memory, self.model.window
+        if window and lib.llama_memory_seq_pos_min(memory, slot) > max(0, length - window + 1):
+            length = 0
+        if not lib.llama_memory_seq_rm(memory, slot, length, -1):
+            lib.llama_memory_seq_rm(memory, slot, -1, -1)
+            length = 0
+        self._cells[slot] = length
+
+    def _reserve(self, tokens: int) -> None:
+        """Make room for this many tokens of each sequence.
+
+        Raises:
+            MemoryError: nothing has changed.
+        """
+        if tokens <= self._context.capacity:
+            return
+        old, new = self._context, self._new(max(tokens, min(2 * self._context.capacity, self.context)))
+        for slot, cells in enumerate(self._cells):
+            # A window's state would leave out what the window has left, and a pending copy has not been made.
+            if cells and (self.model.window or slot in self._copied or not self._carried(old, new, slot)):
+                self._cells[slot] = 0
+        self._context, self._hidden = new, False
+        self._copied.clear()
+        self._views.clear()
+
+    def _carried(self, old: _Context, new: _Context, slot: int) -> bool:
+        """Whether a sequence's cells could be copied to a new context."""
+        lib = self.model.library
+        size = lib.llama_state_seq_get_size_ext(old.handle, slot, 0)
+        state = (c_int8 * size)()
+        size = lib.llama_state_seq_get_data_ext(old.handle, state, size, slot, 0)
+        return bool(size and lib.llama_state_seq_set_data_ext(new.handle, state, size, slot, 0))
+
+    def _logits(self, first: int, keep: int) -> npt.NDArray[np.float32]:
+        """The last call's logits ``(keep, V)`` of tokens from its ``first`` on, where llama.cpp has them."""
+        if not keep:
+            return np.zeros((0, self._vocabulary), np.float32)
+        address = self.model.library.llama_get_logits_ith(self._context.handle, first)
+        if (found := self._views.get((address, keep))) is None:
+            if len(self._views) >= MOST_VIEWS:
+                self._views.clear()
+            whole = self._context.floats(address, keep, self.model.vocabulary)
+            found = self._views[address, keep] = whole[:, : self._vocabulary]
+        return found
+
+    def _states(self, first: int, keep: int) -> "torch.Tensor":
+        """The last call's states after the final norm ``(keep, D)`` of tokens from its ``first`` on."""
+        import torch
+
+        address = self.model.library.llama_get_embeddings_ith(self._context.handle, first)
+        return torch.from_numpy(self._context.floats(address, keep, self.model.width).copy())
+
+
+def _copied(found: Forward) -> Forward:
+    """A copy that the next pass does not overwrite."""
+    assert isinstance(found.columns, np.ndarray), "logits are on the host"
+    return Forward(found.columns.copy(), found.hidden)
