@@ -222,9 +222,9 @@ def _answered(ask: Callable[[], T]) -> T:
 
 
 def _findable(model: str) -> str:
-    """A folder as an absolute path, because a profile is used from any directory; another name unchanged."""
-    folder = Path(model).expanduser()
-    return str(folder.absolute()) if folder.is_dir() else model
+    """A folder or file as an absolute path, because a profile is used from any directory; another name unchanged."""
+    path = Path(model).expanduser()
+    return str(path.absolute()) if path.exists() else model
 
 
 def _name_for(target: str, draft: str) -> str:

@@ -409,7 +409,8 @@ def _yaml(value: object) -> str:
 
 
 def _gguf(model: str) -> str:
-    return f"{PurePath(short_name(model.rstrip('/'))).name}.gguf"
+    name = PurePath(short_name(model.rstrip("/"))).name
+    return name if name.lower().endswith(".gguf") else f"{name}.gguf"
 
 
 _TABLE = (

@@ -10,7 +10,8 @@ from huggingface_hub import constants
 from specctl.errors import AbsentError, ModelError
 from specctl.models.files.checkpoint import locate
 from specctl.models.files.gguf_header import parts_of
-from specctl.models.files.gguf_names import HubFiles, _sizes_on_hub, choose, find
+from specctl.models.files.gguf_names import HubFiles, _sizes_on_hub, choose, download_command, find
+from specctl.models.placing.absent import absence, bytes_by_name
 from specctl.profile.schema import ModelTable
 from tests.support.checkpoints import Hub
 from tests.support.gguf_files import random_llama, write
@@ -265,3 +266,19 @@ def test_stores_that_may_not_be_read(home: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(os, "access", lambda path, _: path not in (store, file))
     assert f"{file} may not be read by this user" in message("a:b")
     assert f"{store} may not be read by this user" in message("a:c")
+
+
+def test_commands_that_download(home: Path) -> None:
+    wanted = {":q8_0": "--include '*q8_0*'", ":b.gguf": "b.gguf", "": "--include '*Q4_K_M*'"}
+    for tag, files in wanted.items():
+        assert download_command(f"hf.co/maker/Model-GGUF{tag}") == f"hf download maker/Model-GGUF {files}"
+    for name in ("maker/Model", "qwen3:8b", "qwen3-8b@q8_0", str(made(home / "m.gguf")), "prompt:lookup"):
+        assert download_command(name) is None, name
+
+
+def test_missing_models_are_listed_with_their_commands() -> None:
+    tables = [("target", ModelTable(model=f"{REPOSITORY}:Q8_0")), ("draft", ModelTable(model="maker/plain-1b"))]
+    error = absence(tables, ["cpu"])
+    assert "hf download maker/Model-GGUF --include '*Q8_0*'" in error.hint
+    assert 'hf download maker/plain-1b --exclude "original/*"' in error.hint
+    assert bytes_by_name([("target", ModelTable(model="maker/Model-8b-GGUF:Q4_K_M"))]) == {}

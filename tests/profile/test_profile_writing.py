@@ -4,6 +4,7 @@ import pytest
 
 from specctl.errors import UsageError
 from specctl.profile import resolve, write_profile
+from specctl.profile.wording import short_name
 from specctl.profile.writing import annotated
 
 
@@ -36,3 +37,18 @@ def test_annotated_values_tell_their_origin():
     assert "seed = 3  # --set" in lines
     assert "top_k = 0  # default" in lines
     assert any(line.startswith('dtype = "float32"  # ') and line.endswith("embedded.toml:7") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("model", "short"),
+    [
+        ("maker/Model-8B", "Model-8B"),
+        ("maker/Model-8B-GGUF:Q4_K_M", "Model-8B-GGUF:Q4_K_M"),
+        ("qwen3:8b", "qwen3:8b"),
+        ("embedded:mid", "mid"),
+        ("prompt:lookup", "lookup"),
+        ("folder/model.gguf", "model.gguf"),
+    ],
+)
+def test_short_names_keep_tags(model: str, short: str) -> None:
+    assert short_name(model) == short

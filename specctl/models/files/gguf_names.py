@@ -82,6 +82,11 @@ class _Name:
         return f"{self.owner}/{self.model}" if self.owner else self.model
 
     @property
+    def says_gguf(self) -> bool:
+        """Whether it says that it is a repository of GGUF files."""
+        return bool(self.owner) and not self.key and (self.on_hub or bool(self.tag) or "gguf" in self.model.lower())
+
+    @property
     def wanted(self) -> str:
         """The tag for choosing a file; empty for the default."""
         return "" if self.tag.lower() == LATEST else self.tag
@@ -127,6 +132,18 @@ def find(name: str, role: str, revision: str | None = None, *, certain: bool = F
     if name.startswith(("/", "./", "../", "~")) or (parsed := _Name.of(name, role)) is None:
         return None
     return _by_name(parsed, role, revision, certain=certain)
+
+
+def download_command(model: str) -> str | None:
+    """The command that downloads the GGUF files that a name means; None for names of other models."""
+    name = None if Path(model).expanduser().exists() else _Name.of(model, "")
+    return None if name is None or not name.says_gguf else _download(name)
+
+
+def _download(name: _Name) -> str:
+    what = name.wanted or DEFAULT_TAGS[0]
+    files = what if what.lower().endswith(".gguf") else f"--include '*{what}*'"
+    return f"hf download {name.repository} {files}"
 
 
 def quantisation(file: str) -> str:
@@ -254,7 +271,7 @@ def _by_name(name: _Name, role: str, revision: str | None, *, certain: bool) -> 
         if found is None and name.tag:
             raise _unknown(name, "Ollama's store", _ollama_names())
         return found
-    if not (name.on_hub or name.tag or certain or "gguf" in name.model.lower()):
+    if not (name.says_gguf or certain):
         return None
     cached = _cached(name, revision)
     if cached is not None and (found := _whole(cached, name.wanted or DEFAULT_TAGS[0])) is not None:
@@ -287,12 +304,8 @@ def _on_hub(name: _Name, role: str, revision: str | None, cached: tuple[Path, li
             raise
         if cached is not None and (first := _whole(cached, name.wanted)) is not None:
             return first
-        what = name.wanted or DEFAULT_TAGS[0]
         here = f"Here are {_some(_models(cached[1]))}. " if cached is not None and cached[1] else ""
-        file = what if what.lower().endswith(".gguf") else f"--include '*{what}*'"
-        raise AbsentError(
-            error.message, f"{here}Run `hf download {name.repository} {file}` where there is a network."
-        ) from error
+        raise AbsentError(error.message, f"{here}Run `{_download(name)}` where there is a network.") from error
     found = choose([*sizes], name.wanted)
     if found is None:
         raise _no_tag([*sizes], name.wanted, name.subject)

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 
 from specctl.errors import AbsentError, ModelError
 from specctl.models.files.checkpoint import Checkpoint, locate, terms_of
+from specctl.models.files.gguf_names import download_command
 from specctl.models.files.library_calls import similar_models
 from specctl.models.placing.placement import named_devices
 from specctl.profile.schema import ModelTable
@@ -40,9 +41,11 @@ def absence(tables: Sequence[tuple[str, ModelTable]], here: Iterable[str]) -> Ab
 def bytes_by_name(tables: Iterable[tuple[str, ModelTable]]) -> dict[str, float]:
     """The approximate bytes of a profile's models in 16 bits, by key, if their names give the size.
 
+    GGUF files have other sizes.
     A draft whose name gives the target's size is a small head named after its verifier, so it is left out.
     """
-    weights = {key: found for key, table in tables if (found := weights_by_name(table.model)) is not None}
+    named = {key: table.model for key, table in tables if download_command(table.model) is None}
+    weights = {key: found for key, model in named.items() if (found := weights_by_name(model)) is not None}
     largest = max(weights.values(), default=None)
     return {key: count * _BYTES for key, count in weights.items() if key == "target" or count != largest}
 
@@ -66,12 +69,12 @@ def commands(models: Iterable[str]) -> list[str]:
     from huggingface_hub import constants, get_token
 
     names = list(models)
-    page = f"https://huggingface.co/{names[0]}"
+    page, whole = f"https://huggingface.co/{names[0].partition(':')[0]}", 'hf download {} --exclude "original/*"'
     login = [] if get_token() else [f"  hf auth login  # first, if {page} asks you to accept a licence"]
     return [
         f"Get {'them' if names[1:] else 'it'} where there is a network:",
         *login,
-        *(f'  hf download {name} --exclude "original/*"' for name in names),
+        *(f"  {download_command(name) or whole.format(name)}" for name in names),
         f"They are kept in {constants.HF_HUB_CACHE}; HF_HOME names another place.",
     ]
 
