@@ -307,14 +307,22 @@ class PretendedLlama(real.Library):
         """The longest piece at each place; control tokens where ``parse_special``."""
         model = self._model(handle)
         content = ctypes.string_at(_address(text), length)
-        allowed = (1, 3, 4, 6) if parse_special else (1, 6)
-        pieces = {piece: token for token, piece in enumerate(model.pieces) if piece and model.types[token] in allowed}
+        whole = (2, 3, 4) if parse_special else (4,)  # types of tokens that divide a text
+        pieces = {p: i for i, p in enumerate(model.pieces) if p and model.types[i] in (1, 6, *whole)}
+        spaced = model.metadata["tokenizer.ggml.model"] == "llama"
+        divides = True
         longest = max(map(len, pieces), default=0)
         found = [self._special(handle, "bos")] if add_special and self._llama_vocab_get_add_bos(handle) else []
         place = 0
         while place < length:
             width = next(w for w in range(longest, 0, -1) if content[place : place + w] in pieces)
-            found.append(pieces[content[place : place + width]])
+            token = pieces[content[place : place + width]]
+            if spaced and divides and model.types[token] not in whole:
+                content, length = content[:place] + b" " + content[place:], length + 1
+                width = next(w for w in range(longest, 0, -1) if content[place : place + w] in pieces)
+                token = pieces[content[place : place + width]]
+            divides = model.types[token] in whole
+            found.append(token)
             place += width
         if len(found) > room:
             return -len(found)
@@ -323,7 +331,8 @@ class PretendedLlama(real.Library):
 
     def _llama_token_to_piece(self, handle: int, token: int, buffer: Any, size: int, strip: int, special: bool) -> int:
         model = self._model(handle)
-        piece = b"" if model.types[token] in (3, 5) and not special else model.pieces[token]
+        kind = model.types[token]
+        piece = b"" if kind == 5 or (kind in (2, 3) and not special) else model.pieces[token]
         piece = piece[strip:] if strip and piece.startswith(b" ") else piece
         if len(piece) > size:
             return -len(piece)

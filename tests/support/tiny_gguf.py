@@ -63,6 +63,7 @@ def write(
     tied: bool = False,
     template: str | None = TEMPLATE,
     pieces: Mapping[int, str] | None = None,
+    added: Mapping[int, str] | None = None,
     kinds: Mapping[str, str] | None = None,
     seed: int = 0,
     noise: float = 0,
@@ -86,7 +87,8 @@ def write(
         sentencepiece: whether the vocabulary is SentencePiece's instead of byte-level BPE.
         tied: whether the embeddings are the output matrix.
         template: chat template, None for none.
-        pieces: other texts of tokens, by id; control tokens if they have the form ``<...>``.
+        pieces: other texts of tokens, by id; control tokens if they have the form ``<...>``, unused with ``[PAD...]``.
+        added: texts of tokens that users defined, by id.
         kinds: other types by a part of a tensor's name.
         seed: of the weights.
         noise: a random change of every weight, relative to its size. A draft that often agrees with the target has the
@@ -104,7 +106,7 @@ def write(
     writer = gguf.GGUFWriter(path, architecture, split_max_tensors=split)
     writer.add_name(f"tiny {architecture}")
     _describe(writer, architecture, layers, width, context, window, experts, mtp)
-    _add_vocabulary(writer, words, sentencepiece, pieces or {})
+    _add_vocabulary(writer, words, sentencepiece, pieces or {}, added or {})
     if template is not None:
         writer.add_chat_template(template)
     for name, value in metadata.items():
@@ -200,8 +202,10 @@ def _inner(architecture: str, width: int) -> tuple[int, int]:
     return (width, 2) if architecture == "qwen35" else (2 * width, 4)
 
 
-def _add_vocabulary(writer: gguf.GGUFWriter, words: int, sentencepiece: bool, pieces: Mapping[int, str]) -> None:
-    normal, unknown, control, unused, byte = 1, 2, 3, 5, 6  # llama.cpp's types of tokens
+def _add_vocabulary(
+    writer: gguf.GGUFWriter, words: int, sentencepiece: bool, pieces: Mapping[int, str], added: Mapping[int, str]
+) -> None:
+    normal, unknown, control, defined, unused, byte = 1, 2, 3, 4, 5, 6  # llama.cpp's types of tokens
     if sentencepiece:
         letters = ["▁", *(chr(letter) for letter in range(97, 123)), "th", "the", "▁the", "in", "▁a", "▁s"]
         tokens = ["<unk>", "<s>", "</s>", *(f"<0x{number:02X}>" for number in range(256)), *letters]
@@ -215,6 +219,9 @@ def _add_vocabulary(writer: gguf.GGUFWriter, words: int, sentencepiece: bool, pi
     for token, text in pieces.items():
         tokens[token] = text
         types[token] = control if text.startswith("<") and text.endswith(">") else normal
+        types[token] = unused if text.startswith("[PAD") else types[token]
+    for token, text in added.items():
+        tokens[token], types[token] = text, defined
     writer.add_vocab_size(words)
     writer.add_tokenizer_model("llama" if sentencepiece else "gpt2")
     writer.add_tokenizer_pre("default" if sentencepiece else "gpt-2")
