@@ -11,9 +11,10 @@ DRAFT_ANCHOR = 1.0
 PRIOR_ROUNDS = 4.0
 PRIOR_DRAFTED, PRIOR_EMITTED = 2, 1.8
 """The speed before the first measurement counts as PRIOR_ROUNDS rounds, each with these numbers of tokens."""
-AT_MOST, MOST_WIDER = 0.15, 0.5
+AT_MOST, WIDER, MOST_WIDER = 0.15, 0.5, 2.0
 """The largest cost of reading many tokens at once, as a share of as many draft steps; and of each further token of a
-pass, as a share of a pass over one.
+pass, as a share of a pass over one, where that reads several texts and where it reads one. Kernels that are faster for
+a single token may take longer for each further one than for the first.
 """
 CONFIRMED, PLAUSIBLE_STEP = 2, 4.0
 """Until this many drafts have been timed, a step is assumed to take at most this many times its share by `cost_ratio`.
@@ -148,7 +149,7 @@ class RoundTimes:
     def read_several(self) -> None:
         """Note that a pass reads several texts from now on, so its time may grow with their tokens."""
         if not self.several:
-            self.several, self.widening = True, MOST_WIDER
+            self.several, self.widening = True, WIDER
             self._set_prices()
 
     def _wider(self, width: float, alone: float) -> float:
@@ -165,8 +166,13 @@ class RoundTimes:
                 longer = observed
         else:
             longer -= surplus(0, 0.0)
-        most = MOST_WIDER * width * alone
+        most = self._most_wider * width * alone
         return longer if 0 <= longer <= most else most if longer > most else 0.0
+
+    @property
+    def _most_wider(self) -> float:
+        """The largest cost of each further token of a pass, as a share of a pass over one."""
+        return WIDER if self.several else MOST_WIDER
 
     @property
     def knows_target(self) -> bool:
@@ -248,4 +254,4 @@ class RoundTimes:
         self._begin = base * self._speed
         if self.timed < CONFIRMED:
             entry, real = 0.0, min(real, self._most_a_step)
-        self.lost_entry, self.lost_step = (entry + wider) / alone, (real + min(most, MOST_WIDER * alone)) / alone
+        self.lost_entry, self.lost_step = (entry + wider) / alone, (real + min(most, self._most_wider * alone)) / alone
