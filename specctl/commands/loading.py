@@ -330,9 +330,18 @@ def load_served(
     return Served.here(pair, profile, name, passes, warn, compiles=compiles)
 
 
+def runs_on_llama(profile: "Profile") -> bool:
+    """Whether llama.cpp runs one of the models. It ends its process where it finds a fault."""
+    from specctl.models.files.checkpoint import gguf_file
+    from specctl.models.llama.library import package
+
+    files = any(table.has_files and gguf_file(table) is not None for _, table in profile.models)
+    return files and profile.engine in ("auto", "llama") and package() is not None
+
+
 @contextmanager
 def served_replicas(
-    replication: Replication,
+    replication: Replication | None,
     profile: "Profile",
     name: str,
     batch: "Batch",
@@ -341,7 +350,7 @@ def served_replicas(
     quiet: bool,
     foreign_head: bool,
 ) -> "Iterator[Served]":
-    """Replicas of a pair that end with the block.
+    """Replicas of a pair that end with the block; without ``replication`` a single process beside the server's.
 
     Raises:
         UsageError: they do not fit on this machine.
@@ -364,12 +373,31 @@ def served_replicas(
     places = MOST if batch == "auto" else batch
     setup = {"quiet": quiet, "foreign_head": foreign_head, "name": name}
     try:
-        with start_replicas(
-            replication, profile, SERVED_REPLICA, setup, progress, batch=batch, places=places, restarts=True
+        with (
+            _one_process({"profile": profile, "batch": batch, **setup}, places, progress)
+            if replication is None
+            else start_replicas(
+                replication, profile, SERVED_REPLICA, setup, progress, batch=batch, places=places, restarts=True
+            )
         ) as started:
             yield Served.by_workers(cast("ProcessEngine", started), profile, whole)
     except ReplicaError as error:
-        raise ModelError(error.message, "Fewer --workers need less memory.") from error
+        hint = "A smaller model, --batch or --max-new-tokens needs less memory."
+        raise ModelError(error.message, hint if replication is None else "Fewer --workers need less memory.") from error
+
+
+@contextmanager
+def _one_process(setup: "Mapping[str, Any]", places: int, progress: "TerminalProgress") -> "Iterator[ProcessEngine]":
+    """The process of a pair whose library may end it; it has the folder, the variables and the files of this one."""
+    from specctl.text_engine.engine import wait_until_ready
+    from specctl.text_engine.job import Job
+    from specctl.text_engine.processes import ProcessEngine
+
+    job = Job(SERVED_REPLICA, setup, restarts=True)
+    with ProcessEngine(job, [{}], print_message, warn, places=places, name="the models' process") as started:
+        with progress.doing("loading the models"):
+            wait_until_ready(started)
+        yield started
 
 
 def served_replica(
