@@ -2,9 +2,10 @@
 
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Self, TypeVar
 
 import torch
 from torch.nn.functional import cross_entropy
@@ -13,14 +14,16 @@ from transformers import LlamaForCausalLM
 from tools.embedded.corpus import batches
 from tools.embedded.recipe import CONTEXT, SHAPES, Recipe, build_model, finished
 
+Batch = TypeVar("Batch")
+
 
 class Trainee:
     """A model, its two optimisers and the schedule they share."""
 
-    def __init__(self, name: str, recipe: Recipe, total_steps: int, compile_forward: bool) -> None:
-        self.name, self.recipe, self.total_steps = name, recipe, total_steps
-        torch.manual_seed(recipe.seed + list(SHAPES).index(name))
-        self.model = build_model(name)
+    def __init__(
+        self, name: str, model: LlamaForCausalLM, recipe: Recipe, total_steps: int, compile_forward: bool = False
+    ) -> None:
+        self.name, self.model, self.recipe, self.total_steps = name, model, recipe, total_steps
         matrices = [p for p in self.model.model.layers.parameters() if p.ndim == 2]
         muon_ids = {id(p) for p in matrices}
         others = [p for p in self.model.parameters() if id(p) not in muon_ids]
@@ -32,6 +35,11 @@ class Trainee:
         ]
         self.peak_rates = [recipe.muon_lr, recipe.adamw_lr]
         self.forward: Callable[..., Any] = torch.compile(self.model, dynamic=False) if compile_forward else self.model
+
+    @classmethod
+    def embedded(cls, name: str, recipe: Recipe, total_steps: int, compile_forward: bool) -> Self:
+        torch.manual_seed(recipe.seed + list(SHAPES).index(name))
+        return cls(name, build_model(name), recipe, total_steps, compile_forward)
 
     @property
     def decay_start(self) -> int:
@@ -73,13 +81,21 @@ def staged_batches(
     yield from batches(documents, CONTEXT, recipe.tokens_per_step, recipe.seed + 10_000, skip=skip)
 
 
+def staged(documents: list[torch.Tensor], trainee: Trainee) -> Callable[[int], Iterator[torch.Tensor]]:
+    return partial(staged_batches, documents, trainee.recipe, trainee.decay_start)
+
+
 def run_steps(
     trainees: list[Trainee],
-    documents: list[torch.Tensor],
+    batches_from: Callable[[int], Iterator[Batch]],
     checkpoint: Path,
-    losses: Callable[[torch.Tensor], list[torch.Tensor]],
+    losses: Callable[[Batch], list[torch.Tensor]],
+    report: Callable[[], None] = lambda: None,
 ) -> None:
-    """Train until ``total_steps``; save a checkpoint every 200 steps, and resume from it."""
+    """Train until ``total_steps`` on the batches from a step on; save a checkpoint every 200 steps, and resume from it.
+
+    ``report`` is called after each checkpoint.
+    """
     recipe, total = trainees[0].recipe, trainees[0].total_steps
     step = 0
     if checkpoint.exists():
@@ -88,7 +104,7 @@ def run_steps(
         for trainee in trainees:
             trainee.load(saved[trainee.name])
     began, first = time.monotonic(), step
-    for batch in staged_batches(documents, recipe, trainees[0].decay_start, step):
+    for batch in batches_from(step):
         if step >= total:
             break
         values = losses(batch)
@@ -107,16 +123,17 @@ def run_steps(
             state = {"step": step} | {t.name: t.state() for t in trainees}
             torch.save(state, checkpoint.with_suffix(".partial"))
             checkpoint.with_suffix(".partial").replace(checkpoint)
+            report()
 
 
 def train_target(recipe: Recipe, documents: list[torch.Tensor], work: Path, compile_forward: bool) -> LlamaForCausalLM:
-    trainee = Trainee("target", recipe, recipe.target_steps, compile_forward)
+    trainee = Trainee.embedded("target", recipe, recipe.target_steps, compile_forward)
 
     def next_token_loss(batch: torch.Tensor) -> list[torch.Tensor]:
         logits = trainee.logits(batch[:, :-1])
         return [cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())]
 
-    run_steps([trainee], documents, work / "target.pt", next_token_loss)
+    run_steps([trainee], staged(documents, trainee), work / "target.pt", next_token_loss)
     rounded = trainee.model.bfloat16().float()  # type: ignore[no-untyped-call]
     return finished(rounded)
 
@@ -135,7 +152,7 @@ def distil_student(
     tokens = torch.cat(documents)
     offsets = torch.tensor([0, *map(len, documents)]).cumsum(0).tolist()
     positions = [torch.arange(start, end) for start, end in pairwise(offsets)]
-    trainee = Trainee(name, recipe, steps, compile_forward)
+    trainee = Trainee.embedded(name, recipe, steps, compile_forward)
 
     def distillation_loss(batch: torch.Tensor) -> list[torch.Tensor]:  # (B, L + 1) positions in `tokens`
         here = batch[:, :-1]
@@ -145,7 +162,7 @@ def distil_student(
         divergence = (wanted.exp() * (wanted - found_there)).sum(-1).mean()
         return [divergence - recipe.argmax_weight * found_there[..., 0].mean()]
 
-    run_steps([trainee], positions, work / f"{name}.pt", distillation_loss)
+    run_steps([trainee], staged(positions, trainee), work / f"{name}.pt", distillation_loss)
     return finished(trainee.model)
 
 
