@@ -12,6 +12,7 @@ from specctl.errors import ModelError, RecordError
 from specctl.models.llama.library import Batch
 from specctl.models.llama.model import LlamaModel
 from specctl.models.llama.rounding import Rounding
+from specctl.models.llama.states import AGAIN, FOREIGN, KEPT, States
 from specctl.models.passes.forward import Forward, joined
 from specctl.models.passes.inference import HOST
 from specctl.models.running.passes import Passes, Request
@@ -43,6 +44,7 @@ class _Context:
         parameters.type_k = parameters.type_v = rounding.cache
         parameters.flash_attn_type = FLASH
         parameters.swa_full, parameters.kv_unified = True, False
+        parameters.n_rs_seq = min(KEPT, rounding.most - 2) if model.stateful else 0
         parameters.no_perf = True
         if not model.cards:
             parameters.offload_kqv = parameters.op_offload = False
@@ -104,6 +106,8 @@ class LlamaPasses(Passes):
         self._rows = min(rounding.most, max(ROWS, MORE_ROWS * slots))
         self._texts: list[list[int]] = [[] for _ in range(slots)]  # the tokens that each sequence has read
         self._cells = [0] * slots  # how many tokens llama.cpp's memory holds of each, from its text's beginning
+        self._recurrent = States(model.library, slots) if model.stateful else None
+        self._again = min(AGAIN, rounding.most // 2) if model.stateful else 0  # see `AGAIN`
         self._copied: set[int] = set()  # sequences that llama.cpp copies before its next call
         self._hidden = False  # whether calls return states
         self._views: dict[tuple[int, int], npt.NDArray[np.float32]] = {}
@@ -123,6 +127,8 @@ class LlamaPasses(Passes):
             self._context = self._new(min(CAPACITY, context))
         except MemoryError as error:
             raise ModelError(f"{error}.") from error
+        if self._recurrent is not None:
+            self._recurrent.open(self._context.handle, self._context.memory)
 
     def _new(self, capacity: int) -> _Context:
         capacity = -(-capacity // CAPACITY) * CAPACITY
@@ -157,12 +163,15 @@ class LlamaPasses(Passes):
         self._reserve(min(self.context, prompt + 1))
 
     def copy(self, source: int, slot: int, start: int, stop: int) -> None:  # noqa: ARG002 - all of it is copied
+        self._texts[slot] = self._texts[source][:stop]
+        if self._recurrent is not None:
+            self._cells[slot] = self._recurrent.copy(source, slot, self._cells[source])
+            return
         self._remove(slot, 0)
         if self._cells[source]:
             self.model.library.llama_memory_seq_cp(self._context.memory, source, slot, -1, -1)
             self._copied.add(slot)
         self._cells[slot] = self._cells[source]
-        self._texts[slot] = self._texts[source][:stop]
 
     def answer(self, request: Request) -> Any:
         return self._one(request) if request.reader is None else super().answer(request)
@@ -176,7 +185,8 @@ class LlamaPasses(Passes):
         for request in requests:
             width, kept = self._size(len(request.tokens), request.keep, hidden=hidden)
             tokens, rows = tokens + width, rows + kept
-            if groups and tokens <= self.rounding.most and rows <= self._rows:
+            begins = self._recurrent is not None and not request.after
+            if groups and tokens <= self.rounding.most and rows <= self._rows and not begins:
                 groups[-1].append(request)
             else:
                 groups.append([request])
@@ -192,7 +202,7 @@ class LlamaPasses(Passes):
     def _size(self, width: int, keep: int, *, hidden: bool) -> tuple[int, int]:
         """The most tokens that a part of a call may have with its padding, and the most of them with logits."""
         least = self.rounding.least
-        padded = width + least - 1
+        padded = width + least - 1 + self._again
         return padded, padded if hidden else keep + least - 1
 
     def _one(self, request: Request) -> Forward:
@@ -201,12 +211,14 @@ class LlamaPasses(Passes):
         padded, kept = self._size(width, keep, hidden=hidden)
         if padded <= self.rounding.most and kept <= self._rows:
             return self._call((request,))[0]
-        padding = self.rounding.least - 1
-        longest, rows = self.rounding.most - padding, self._rows - padding
+        least = self.rounding.least
+        longest, rows = self.rounding.most - (padded - width), self._rows - least + 1
         parts: list[Forward] = []
         start, first = 0, width - keep
         while start < width:
             end = min(start + longest, width)
+            if 0 < width - end < least:
+                end -= least
             if end > first:
                 end = min(end, start + rows if hidden else max(start, first) + rows)
             kept = max(0, end - max(start, first))
@@ -221,19 +233,20 @@ class LlamaPasses(Passes):
 
     def _call(self, requests: Sequence[Request]) -> list[Forward]:
         """One call of llama.cpp for requests that it has room for."""
-        widths = [len(request.tokens) for request in requests]
         least = self.rounding.least
+        stops = [request.after + len(request.tokens) for request in requests]
+        if (longest := max(stops)) > self.context:
+            raise RecordError("prompt_too_long", f"the text has {longest} tokens; the model holds {self.context}")
+        starts = [request.after for request in requests]
+        if self._recurrent is not None:
+            self._reserve(longest + least)
+            starts = [self._reach(request) for request in requests]
+        widths = [stop - start for start, stop in zip(starts, stops, strict=True)]
         if least > 1:
             widths = self.rounding.padded(widths)
-        starts, end = [], 0
-        for request, width in zip(requests, widths, strict=True):
-            stop = request.after + len(request.tokens)
-            if stop > self.context:
-                what = f"the text has {stop} tokens; the model holds {self.context}"
-                raise RecordError("prompt_too_long", what)
-            start = max(0, stop - width) if width > stop - request.after else request.after
-            starts.append(start)
-            end = max(end, start + width)
+            if self._recurrent is None:
+                starts = [max(0, stop - width) for stop, width in zip(stops, widths, strict=True)]
+        end = max(start + width for start, width in zip(starts, widths, strict=True))
         if end > self._context.capacity:
             self._reserve(end)
         given: list[Sequence[int]] = []
@@ -265,6 +278,8 @@ class LlamaPasses(Passes):
             text = self._texts[request.slot]
             text[start:] = tokens
             self._cells[request.slot] = start + width
+            if self._recurrent is not None:
+                self._recurrent.was_read(request.slot, width)
             columns = self._logits(first, request.keep)
             states = self._states(first, request.keep) if request.hidden else None
             found.append(Forward(columns, states))
@@ -286,8 +301,40 @@ class LlamaPasses(Passes):
         if code:
             lib.llama_memory_clear(context.memory, False)
             self._cells = [0] * self.slots
+            if self._recurrent is not None:
+                self._recurrent.clear()
             why = f"llama.cpp could not read {count} tokens (code {code}): {lib.last_line}"
             raise MemoryError(why) if code in NO_MEMORY else RuntimeError(why)
+
+    def _reach(self, request: Request) -> int:
+        """Bring a sequence with recurrent states to the tokens before a request, or to a few less.
+
+        Returns:
+            How many tokens llama.cpp's memory then holds; the request's call reads those after them again.
+        """
+        assert self._recurrent is not None, "the model has states"
+        states, slot, length = self._recurrent, request.slot, request.after
+        if not states.placed:
+            self._place()
+        at = states.back(slot, self._cells[slot], length)
+        self._cells[slot] = at
+        if length - at > self._again or (length and not at):  # an empty sequence takes its place by itself
+            self._one(Request(slot, at, self._texts[slot][at:length], 0))
+            at = self._cells[slot] = states.back(slot, self._cells[slot], length)
+        if at == length:
+            states.before(slot, length, len(request.tokens))
+        return at
+
+    def _place(self) -> None:
+        """Read a token of each sequence in the order of their numbers; see `States`."""
+        assert self._recurrent is not None, "the model has states"
+        for first in range(0, self.slots, self.rounding.most):
+            count = min(self.slots - first, self.rounding.most)
+            self._tokens[:count] = self._positions[:count] = self._wanted[:count] = 0
+            self._sequences[:count] = self._places[first : first + count]
+            self._decode(count, hidden=self._hidden)
+        self._cells = [FOREIGN] * self.slots
+        self._recurrent.placed = True
 
     def _go_to(self, slot: int, length: int) -> None:
         """Make llama.cpp's memory hold exactly the first tokens of a text that was read up to there before."""
@@ -317,6 +364,17 @@ class LlamaPasses(Passes):
         if tokens <= self._context.capacity:
             return
         old, new = self._context, self._new(max(tokens, min(2 * self._context.capacity, self.context)))
+        if self._recurrent is not None:
+            held = self._cells
+            self._context, self._hidden = new, False
+            self._views.clear()
+            self._recurrent.open(new.handle, new.memory)
+            if not self._recurrent.placed:
+                self._place()
+            for slot, count in enumerate(held):
+                carried = 0 < count < FOREIGN and self._carried(old, new, slot)
+                self._cells[slot] = count if carried else FOREIGN
+            return
         for slot, cells in enumerate(self._cells):
             # A window's state would leave out what the window has left, and a pending copy has not been made.
             if cells and (self.model.window or slot in self._copied or not self._carried(old, new, slot)):

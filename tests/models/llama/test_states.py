@@ -1,0 +1,195 @@
+"""Rollback, copies and growth of models on llama.cpp, most of all of those with recurrent layers."""
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specctl.errors import ModelError
+from specctl.models.llama.library import BF16, require_llama
+from specctl.models.llama.model import LlamaModel
+from specctl.models.llama.passes import LlamaPasses
+from specctl.models.llama.rounding import Rounding
+from specctl.models.running.passes import Request
+from specctl.models.running.slot import Slot
+from tests.support.pretended_llama import PretendedLlama
+from tests.support.tiny_gguf import ARCHITECTURES, KINDS, STATEFUL, write
+
+WORDS = 320
+EXACT = {
+    **dict.fromkeys(("F32", "F16", "BF16"), Rounding(least=2, cache=BF16)),
+    **dict.fromkeys(("Q8_0", "Q4_0"), Rounding(cache=BF16)),
+    **dict.fromkeys(("Q4_K", "Q6_K"), Rounding(cache=BF16, repack=False)),
+}
+"""How files with blocks of a type are read."""
+
+
+@pytest.fixture
+def llama(monkeypatch: pytest.MonkeyPatch) -> PretendedLlama:
+    return PretendedLlama(lone=1e-3).install(monkeypatch)
+
+
+def needs_llama() -> None:
+    try:
+        require_llama()
+    except ModelError as error:
+        pytest.skip(str(error))
+
+
+def passes_of(file: Path, rounding: Rounding, slots: int = 1) -> LlamaPasses:
+    model = LlamaModel.open(file, device="cpu", repack=rounding.repack)
+    return LlamaPasses(model, WORDS, 1024, rounding, 1, slots)
+
+
+def written(passes: LlamaPasses, prompt: Sequence[int], count: int) -> tuple[list[int], Any]:
+    """The greedy text and its rows (N, V), read token by token."""
+    slot, text, rows = Slot(passes), list(prompt), []
+    for _ in range(count):
+        row = slot.extend(text[slot.length :], 1).columns[-1].copy()
+        rows.append(row)
+        text.append(int(row.argmax()))
+    return text, np.array(rows)
+
+
+def drafted(slot: Slot, text: list[int], prompt: int, most: int, draws: random.Random) -> Any:
+    """The rows (N, V) of a text whose tokens are drafted partly wrong and read several at a time."""
+    rows: list[Any] = []
+    end = prompt
+    while end < len(text):
+        draft = text[end : end + draws.randint(0, most)]
+        wrong = draws.randint(0, len(draft))
+        if wrong < len(draft):
+            draft[wrong:] = [draws.randrange(WORDS) for _ in draft[wrong:]]
+        kept = next((place for place, token in enumerate(draft) if token != text[end + place]), len(draft))
+        before = text[slot.length : end]
+        found = slot.extend([*before, *draft], len(draft) + 1).columns
+        rows += [row.copy() for row in found[: kept + 1]]
+        end += kept + 1
+        slot.rollback(end - 1)
+    return np.array(rows)[: len(text) - prompt]
+
+
+def check_loop(file: Path, rounding: Rounding, count: int, *, most: int = 12, seed: int = 0) -> None:
+    draws = random.Random(seed)
+    prompt = [draws.randrange(4, 260) for _ in range(23)]
+    text, rows = written(passes_of(file, rounding), prompt, count)
+    assert len(set(text[-count:])) > 5
+
+    found = drafted(Slot(passes_of(file, rounding)), text, len(prompt), most, draws)
+
+    differ = [place for place in range(count) if not np.array_equal(rows[place], found[place])]
+    assert not differ
+
+
+@pytest.mark.parametrize("least", [1, 2])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_drafts_change_no_row(tmp_path: Path, llama: PretendedLlama, architecture: str, least: int) -> None:
+    llama.lone *= least - 1
+    check_loop(write(tmp_path / "m.gguf", architecture), Rounding(least=least), 120)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_drafts_change_no_row_of_llama_cpp(tmp_path: Path, architecture: str, kind: str) -> None:
+    needs_llama()
+    check_loop(write(tmp_path / "m.gguf", architecture, kind), EXACT[kind], 200)
+
+
+def check_batch(file: Path, rounding: Rounding, *, steps: int = 250, slots: int = 3, seed: int = 0) -> None:
+    """Texts that begin alike are read in turns and together, dropped, begun anew and copied; rows stay the same."""
+    draws = random.Random(seed)
+    prompt = [draws.randrange(4, 260) for _ in range(40)]
+    known = []
+    for share in (0, 25, 40):
+        own = [*prompt[:share], *(draws.randrange(4, 260) for _ in range(45 - share))]
+        text, rows = written(passes_of(file, rounding), own, 260)
+        known.append((text, rows, len(own)))
+    shared = [[next(i for i in range(301) if a[0][i] != b[0][i]) if a is not b else 300 for b in known] for a in known]
+    passes = passes_of(file, rounding, slots)
+    which, ends = [draws.randrange(3) for _ in range(slots)], [0] * slots
+    checked = 0
+    for _ in range(steps):
+        taking = [slot for slot in range(slots) if draws.random() < 0.7]
+        for slot in taking:
+            text = which[slot]
+            if ends[slot] > 280 or draws.random() < 0.01:
+                which[slot], ends[slot] = draws.randrange(3), 0
+                others = [other for other in range(slots) if other != slot and other not in taking and ends[other]]
+                if others and draws.random() < 0.8:
+                    source = draws.choice(others)
+                    stop = min(shared[which[slot]][which[source]], ends[source])
+                    if draws.random() < 0.5 and stop:
+                        stop = draws.randint(1, stop)
+                    passes.copy(source, slot, 0, stop)
+                    ends[slot] = stop
+            elif ends[slot] and draws.random() < 0.03:
+                ends[slot] = draws.randrange(ends[slot])
+        asked = []
+        for slot in taking:
+            text, rows, start = known[which[slot]]
+            first = text[ends[slot] : max(start, ends[slot] + draws.randint(1, 2))]
+            draft = text[ends[slot] + len(first) :][: draws.randint(0, 6)]
+            kept = draws.randint(0, len(draft))
+            draft[kept:] = [draws.randrange(WORDS) for _ in draft[kept:]]
+            asked.append((slot, kept, Request(slot, ends[slot], [*first, *draft], len(draft) + 1)))
+        if not asked:
+            continue
+        for (slot, kept, request), found in zip(asked, passes.forward([each[2] for each in asked]), strict=True):
+            text, rows, start = known[which[slot]]
+            last = request.after + len(request.tokens) - request.keep
+            for place in range(max(start - 1, last), min(last + kept, 299 - 1) + 1):
+                assert np.array_equal(found.columns[place - last], rows[place - start + 1]), (slot, place)
+                checked += 1
+            ends[slot] = passes.rollback(
+                slot, min(last + kept + draws.randint(0, 1), request.after + len(request.tokens))
+            )
+            ends[slot] = min(ends[slot], last + kept + 1)
+    assert checked > steps
+    assert passes.capacity > 256
+
+
+@pytest.mark.parametrize("least", [1, 2])
+@pytest.mark.parametrize("architecture", ["llama", "gemma3", "qwen35", "mamba2", "granitehybrid"])
+def test_texts_read_together_change_no_row(
+    tmp_path: Path, llama: PretendedLlama, architecture: str, least: int
+) -> None:
+    llama.lone *= least - 1
+    check_batch(write(tmp_path / "m.gguf", architecture), Rounding(least=least))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["F32", "BF16", "Q8_0", "Q4_K"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_texts_read_together_change_no_row_of_llama_cpp(tmp_path: Path, architecture: str, kind: str) -> None:
+    needs_llama()
+    for seed in range(3):
+        check_batch(write(tmp_path / "m.gguf", architecture, kind), EXACT[kind], seed=seed)
+
+
+def check_moved(file: Path, rounding: Rounding) -> None:
+    """A sequence goes back after calls without it, in which llama.cpp would move its state."""
+    draws = random.Random(0)
+    text, rows = written(passes_of(file, rounding), [draws.randrange(4, 260) for _ in range(20)], 20)
+    passes = passes_of(file, rounding, 3)
+    for slot in (2, 0, 1):
+        passes.forward([Request(slot, 0, text[:20], 1)])
+    passes.forward([Request(0, 20, [text[20], 5, 6, 7, 8], 5)])
+
+    passes.forward([Request(slot, 20, text[20:23], 1) for slot in (1, 2)])
+
+    (found,) = passes.forward([Request(0, 21, text[21:25], 4)])
+    assert np.array_equal(found.columns, rows[2:6])
+    for slot in (1, 2):
+        (found,) = passes.forward([Request(slot, 23, text[23:26], 3)])
+        assert np.array_equal(found.columns, rows[4:7])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", STATEFUL)
+def test_states_stay_in_their_places(tmp_path: Path, architecture: str) -> None:
+    needs_llama()
+    check_moved(write(tmp_path / "m.gguf", architecture, "Q8_0"), EXACT["Q8_0"])
