@@ -55,7 +55,7 @@ def test_a_folder_that_is_missing_is_told_with_its_path_and_the_machine(a):
     shutil.rmtree(a / "big")
     with pytest.raises(ModelError) as caught:
         job.begin(0)
-    assert f"{socket.gethostname()}, where a replica runs, has no folder {a}/big" in caught.value.message
+    assert f"{socket.gethostname()}, where a replica runs, has no {a}/big" in caught.value.message
     assert "The target model './big'" in caught.value.message
     assert "current directory" not in str(caught.value)
     assert "share" in caught.value.hint
