@@ -12,10 +12,11 @@ from specctl.models.files.skeleton import skeleton
 from specctl.models.files.token_counts import TokenCounts, shipped_texts
 from specctl.models.files.tokenizer import Tokenizer, known_ids, one_tokenizer
 from specctl.models.loading.assembly import large_draft
+from specctl.models.loading.file_models import rounded_graph
 from specctl.models.loading.model import load_tokenizer, loading_order
 from specctl.models.loading.model_check import check_model, stored_check
 from specctl.models.loading.model_runners import model_runner
-from specctl.models.loading.pair_members import PairMember, rounded_graph
+from specctl.models.loading.pair_members import PairMember
 from specctl.models.loading.vocabularies import counts_for, draft_vocabulary, notice_of, token_map, trained_on_few
 from specctl.models.onnx.engine import rounded_bytes
 from specctl.models.onnx.store import PACKED, integer_products

@@ -170,11 +170,11 @@ def try_out(pair: Pair, profile: Profile) -> Trial:
 
 
 def _passes(pair: Pair) -> Iterator[EnginePasses]:
-    runners = [pair.target, *(draft for draft in pair.drafts if draft.runs_model)]
-    for index, (runner, model) in enumerate(zip(runners, pair.models, strict=True)):
+    runners = [each for each in pair.runners if each[0].runs_model]
+    for index, (runner, model) in enumerate(runners):
         name = "target" if index == 0 else "draft" if len(runners) == 2 else f"draft {index}"
         engines = {runner.engine: runner}
-        if not is_sharded(model) and not next(model.parameters()).is_meta:
+        if model is not None and not is_sharded(model) and not next(model.parameters()).is_meta:
             engines.setdefault("eager", Slot(EagerPasses(model, model.config.get_text_config().vocab_size)))
         yield from _passes_of(name, engines, ordinary_tokens(CONTEXT, pair.vocabulary, pair.eos))
 

@@ -574,7 +574,7 @@ def gather(pair: Pair, profile: Profile, suite: Suite) -> Facts:
         devices={key: device_name(runner.device, threads_of(runner)) for key, runner in runners.items()},
         **of_request(profile, suite),
         engines={key: engine_report(runner) for key, runner in runners.items()},
-        synthetic=any(getattr(model.config, "synthetic", False) for model in pair.models),
+        synthetic=any(model is not None and getattr(model.config, "synthetic", False) for model in pair.models),
         threads=pair.thread_count,
         others_busy=pair.threads.others_busy if pair.threads is not None else None,
     )

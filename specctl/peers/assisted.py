@@ -96,16 +96,20 @@ class AssistedPeer(Peer):
             raise UsageError(
                 f"{name} needs a draft model", "choose a profile with one; transformers runs no draft heads"
             )
-        if any(map(is_sharded, pair.models[:2])):
+        target_model, draft_model = pair.models[:2]
+        if target_model is None or draft_model is None:
+            raise UsageError(f"{name} cannot run GGUF files on llama.cpp", "leave this peer out")
+        models = target_model, draft_model
+        if any(map(is_sharded, models)):
             raise UsageError(
                 f"{name} cannot run models in shards: transformers would run this process's shares alone",
                 'set placement = "spread", or leave this peer out',
             )
-        if any(next(model.parameters()).is_meta for model in pair.models[:2]):
+        if any(next(model.parameters()).is_meta for model in models):
             raise UsageError(
                 f"{name} cannot run models whose weights stay in their files", "unpack them, or leave this peer out"
             )
-        target, draft = (model.config.get_text_config() for model in pair.models[:2])
+        target, draft = (model.config.get_text_config() for model in models)
         if target.vocab_size != draft.vocab_size:
             raise UsageError(
                 f"{name} cannot run this pair: transformers needs logits of equal width, and these have "
@@ -113,9 +117,10 @@ class AssistedPeer(Peer):
                 "leave this peer out",
             )
         super().__init__(pair)
+        self._models = models
         self._settings = ASSISTED[name] if settings is None else settings
-        self._counters = [_Counter(model) for model in pair.models[:2]]
-        self._noted = _Thresholds(pair.models[1]) if name in MOVING else None
+        self._counters = [_Counter(model) for model in models]
+        self._noted = _Thresholds(draft_model) if name in MOVING else None
         self.passes: list[tuple[int, int]] = []
         self.thresholds: list[tuple[float, float] | None] = []
 
@@ -132,7 +137,7 @@ class AssistedPeer(Peer):
             RecordError: the prompt leaves no room in the context.
             PeerError: transformers cannot run these models.
         """
-        target, draft = self._pair.models[:2]
+        target, draft = self._models
         eos = sorted(self._pair.eos)
         config = GenerationConfig(  # type: ignore[no-untyped-call]
             max_new_tokens=min(settings.max_new_tokens, self._pair.room(prompt)),

@@ -485,7 +485,7 @@ class DraftTable(ModelTable):
 
 
 SCHEMA_VERSION = 1
-Engine = Literal["auto", "eager", "static", "graph", "onnx"]
+Engine = Literal["auto", "eager", "static", "graph", "onnx", "llama"]
 COMPILED = ("auto", "static", "graph")  # The engines whose passes can be compiled
 
 
@@ -496,8 +496,9 @@ class Profile(Table):
     description: str = ""
     engine: Engine = "auto"
     """How forward passes run: ``eager``, any model with a growing cache; ``static``, with a cache at fixed addresses;
-    ``graph``, as ``static`` but captured as CUDA graphs; ``onnx``, by onnxruntime. ``auto`` is ``static`` if passes are
-    compiled, else ``eager``. An engine that the model or the machine cannot run falls back to a simpler one, with a
+    ``graph``, as ``static`` but captured as CUDA graphs; ``onnx``, by onnxruntime; ``llama``, GGUF files by llama.cpp.
+    ``auto`` is ``llama`` for GGUF files where llama.cpp is installed, else ``static`` if passes are compiled, else
+    ``eager``. An engine that the model or the machine cannot run falls back to a simpler one, with a
     message."""
     compile: bool | Literal["auto"] = "auto"
     """Whether torch.compile compiles the passes of the static engine, which takes minutes at the start of a run;

@@ -86,9 +86,7 @@ def most_rows(pair: Pair, limit: int) -> int:
         limit: new tokens of a text.
     """
     needed: dict[str, int] = {}
-    models = iter(pair.models)
-    for runner in (pair.target, *pair.drafts):
-        model = next(models, None) if runner.runs_model else None
+    for runner, model in pair.runners:
         bytes_ = runner.token_bytes
         if not bytes_ and model is not None:
             bytes_ = cached_values(model.config) * model.dtype.itemsize

@@ -352,6 +352,9 @@ class DraftHeads(Subject[Answer, Pair]):
                 "collect answers of this target first",
             )
 
+    def require(self, pair: Pair) -> None:
+        pair.torch_model(0, self.command)
+
     def models(self, pair: Pair | None, progress: Progress) -> Pair:
         return self.load(progress) if pair is None else pair
 
@@ -359,7 +362,7 @@ class DraftHeads(Subject[Answer, Pair]):
         self, output: Path, source: Source[Answer, Pair], recipe: Recipe, schedule: Schedule, progress: Progress
     ) -> Report:
         """Train a head, evaluate it on held-out prompts, and write it to ``output`` with its model card."""
-        target, material = source.models.models[0], source.material
+        target, material = source.models.torch_model(0, self.command), source.material
         split, vocabulary = material.split(), target.config.get_text_config(decoder=True).vocab_size
         # A block head uses the target's output layer, and so its whole vocabulary.
         size = recipe.draft_vocabulary if "draft_vocabulary" in HEAD_KINDS[recipe.kind].flags else 0
@@ -409,8 +412,9 @@ class DraftHeads(Subject[Answer, Pair]):
         """Compare the head with the profile's draft model, on greedy and on sampled answers."""
         depth = min(DEPTH, head.longest or DEPTH)
         drafts = {HEAD_KINDS[recipe.kind].title: drafts_of_head(head, depth)}
-        if self.profile.draft is not None and len(source.models.models) > 1:
-            drafts[self.profile.draft.model] = drafts_of_model(source.models.models[1], depth)
+        models = source.models.models
+        if self.profile.draft is not None and len(models) > 1 and (model := models[1]) is not None:
+            drafts[self.profile.draft.model] = drafts_of_model(model, depth)
         sampled = Sampling.of(SamplingTable.model_validate(source.material.facts["sampling"]))
         results: list[Acceptance] = []
         with progress.counting("evaluated answers", len(answers)) as advance:

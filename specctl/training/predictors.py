@@ -266,6 +266,10 @@ class Predictors(Subject[Example, DraftStates]):
         made = [_example(pair, found.number, each, sampling, self._kind) for each in texts]
         return [example for example in made if example is not None]
 
+    def require(self, pair: Pair) -> None:
+        if self._kind != "disco" and pair.drafts[0].runs_model:
+            pair.torch_model(1, self.command)
+
     def check(self, material: Material[Example]) -> None:
         path, facts = material.path, material.facts
         if facts["draft_sha256"] != self._draft_hash(self._draft_head()):
@@ -289,8 +293,8 @@ class Predictors(Subject[Example, DraftStates]):
                 device = "cuda" if torch.cuda.is_available() else "cpu"
             return Stored(torch.device(device), stored_states)
         mix = MIX if self._mix is None else self._mix
-        if pair is not None and not next(pair.models[1].parameters()).is_meta:
-            return ModelStates(pair.models[1], mix)
+        if pair is not None and not next((model := pair.torch_model(1, self.command)).parameters()).is_meta:
+            return ModelStates(model, mix)
         with progress.doing(f"loading {self._draft.model}"):
             return ModelStates(load_model(self._draft, role="draft").model, mix)
 

@@ -213,9 +213,14 @@ class Subject(ABC, Generic[Item, Models]):
 
     def load(self, progress: Progress) -> Pair:
         with progress.doing("loading") as say:
-            return load_pair(
+            pair = load_pair(
                 self.profile, with_predictors=False, measured=False, progress=lambda what: say(f"loading {what}")
             )
+        self.require(pair)
+        return pair
+
+    def require(self, pair: Pair) -> None:
+        """Raise ModelError if what is trained cannot be trained beside these models."""
 
     def is_finished(self, output: Path) -> bool:
         """Whether an earlier run into this folder is complete; if so, its leftovers are removed.

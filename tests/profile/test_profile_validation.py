@@ -209,7 +209,7 @@ def test_the_least_draft_cannot_be_longer_than_the_longest(mistakes):
     [
         (
             ["engine=grpah"],
-            "engine: \"grpah\" must be 'auto', 'eager', 'static', 'graph' or 'onnx'; did you mean 'graph'?",
+            "engine: \"grpah\" must be 'auto', 'eager', 'static', 'graph', 'onnx' or 'llama'; did you mean 'graph'?",
         ),
         (
             ["engine=onnx", "compile=true"],

@@ -99,7 +99,7 @@ def _step_row(to: Recorder, pair: Pair, name: str, temperature: float, context: 
     if not steps or not passes:
         to.note(f"{name} at temperature {temperature:g} behind {context} tokens: too few rounds to tell a step's time")
         return
-    target, draft = pair.models
+    target, draft = (pair.torch_model(place, name) for place in range(2))
     floor, its_floor = _floor(to, draft, context), _floor(to, target, context)
     step, verification = median(steps) * 1e3, median(passes) * 1e3
     figures = {"draft step ms": step, "floor ms": floor, "times the floor": step / floor if floor else None}
@@ -123,7 +123,9 @@ def transformers_speeds(to: Recorder, stage: Stage) -> None:
     usual: float | None = None
     for cache in ("dynamic", "static"):
         with _told(to, f"transformers alone, {cache} cache"):
-            seconds = [_alone(pair.models[0], prompt, settings.max_new_tokens, cache, stage) for _ in range(2)]
+            seconds = [
+                _alone(pair.torch_model(0, "it"), prompt, settings.max_new_tokens, cache, stage) for _ in range(2)
+            ]
             speeds = [settings.max_new_tokens / one for one in seconds]
             usual = usual or speeds[1]
             _row(to, f"transformers, {cache} cache", "none", temperature, context, (*speeds, speeds[1] / usual))

@@ -123,6 +123,11 @@ def head_in_target(target: Checkpoint, role: str) -> DraftHeadCheckpoint:
     Raises:
         ModelError: there is none, or the files cannot be read.
     """
+    if target.weights is not None:
+        raise ModelError(
+            f"{target} is a GGUF file, whose own draft head is not read.",
+            f"Draft with a model or with prompt:lookup in [{role}].",
+        )
     mtp_in(target)
     return DraftHeadCheckpoint(replace(target, role=role), MTP.kind, target.settings())
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from specctl.errors import ModelError, pip_install
 
-EXTRA = "specctl[llama]"
+WHEEL = "xllamacpp"  # The distribution that messages say how to install: its wheel needs no compiler
 TILED = "GGML_CPU_TILED_MM"
 """While this is "0", products of K-quants are not computed in tiles of eight rows, which round otherwise than fewer."""
 F16, BF16, Q8_0 = 1, 30, 8  # ggml's numbers of element types
@@ -241,7 +241,7 @@ def require_llama() -> Package:
             f"{name} {other} is installed, and specctl knows the interface of {name} {', '.join(versions)}.",
             f"Run `{pip_install(f'{name}=={list(versions)[-1]}')}`.",
         )
-    raise ModelError("llama.cpp is not installed.", f"Run `{pip_install(EXTRA)}`.")
+    raise ModelError("llama.cpp is not installed.", f"Run `{pip_install(WHEEL)}`.")
 
 
 class Library:
@@ -269,7 +269,7 @@ class Library:
         for name, (result, arguments) in functions.items():
             function = next((each for shelf in shelves if (each := getattr(shelf, name, None)) is not None), None)
             if function is None:
-                raise ModelError(f"{found.library} has no function {name}.", f"Run `{pip_install(EXTRA)}`.")
+                raise ModelError(f"{found.library} has no function {name}.", f"Run `{pip_install(WHEEL)}`.")
             function.restype, function.argtypes = result, arguments
             setattr(self, name, function)
         self._log = LogCallback(self._logged)
@@ -308,7 +308,7 @@ class Library:
         if plain != (512, 2048, 512, 1, F16, F16) or flags != (True, False, True, False, True):
             raise ModelError(
                 f"{self.package.library} has another interface than {self.package.name} {self.package.version}.",
-                f"Run `{pip_install(EXTRA)}`.",
+                f"Run `{pip_install(WHEEL)}`.",
             )
 
 
@@ -329,4 +329,4 @@ def library() -> Library:
     try:
         return Library(found)
     except OSError as error:
-        raise ModelError(f"{found.library} cannot be opened: {error}.", f"Run `{pip_install(EXTRA)}`.") from error
+        raise ModelError(f"{found.library} cannot be opened: {error}.", f"Run `{pip_install(WHEEL)}`.") from error

@@ -93,7 +93,6 @@ class LlamaPasses(Passes):
     """
 
     engine = "llama.cpp"
-    runs_model = False
     no_rows = None
 
     def __init__(

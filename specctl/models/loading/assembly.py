@@ -6,25 +6,26 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from specctl.errors import ModelError, of_onnxruntime
+from specctl.errors import ModelError
 from specctl.models.files.tokenizer import difference, known_ids
+from specctl.models.loading.file_models import FileModel, store_facts
 from specctl.models.loading.model import LoadedModel, load_tokenizer, loading_order
 from specctl.models.loading.model_check import check_model
 from specctl.models.loading.model_runners import checked_runner, model_runner
 from specctl.models.loading.pair_members import (
     PairMember,
-    StoredModel,
     eos_of,
     find_all,
-    find_stored,
     load_found,
+    offering_llama,
     reader_of,
     require_own_tokenizers,
-    store_facts,
+    with_gguf_models,
+    with_stored_graphs,
 )
 from specctl.models.loading.vocabularies import notice_of, own_text_runner
 from specctl.models.placing.absent import download_note
-from specctl.models.placing.engine_table import build_runner, engine_named
+from specctl.models.placing.engine_table import NO_GGUF, build_runner, engine_named
 from specctl.models.placing.memory import device_memory
 from specctl.models.placing.model_config import require_supported_rules
 from specctl.models.placing.placement import named_devices
@@ -36,9 +37,9 @@ from specctl.models.running.pair import Pair, in_a_row
 from specctl.models.running.registered import RegisteredPasses
 from specctl.models.running.ruled import RuledPasses, TokenRule
 from specctl.models.running.slot import Slot
-from specctl.models.running.text_rules import prompt_rules_in, repetition_rule
+from specctl.models.running.text_rules import prompt_rules_in
 from specctl.models.running.threads import LARGE, choose, decided, share_of, tell_torch, threads_of
-from specctl.models.running.transforms import FixedWidthPasses, NarrowPasses, in_parallel
+from specctl.models.running.transforms import NarrowPasses, in_parallel
 from specctl.processes import CoreTime
 from specctl.profile.schema import DraftTable, ModelTable, Profile
 
@@ -135,22 +136,25 @@ def load_pair(
         on_foreign_predictor=on_foreign_predictor,
         progress=progress,
     )
+    members = with_gguf_models(members, profile.threads, settings)
+    if settings.engine == "llama":
+        for one in members:
+            if one.checkpoint is not None and one.network is None:
+                settings.notice(f'{one.table.model} runs as with engine = "auto": {NO_GGUF}')
+        settings = replace(settings, engine="auto")
     if not models:
-        try:
-            if (stored := find_stored(members, profile, settings)) is not None:
-                return pair_of(stored)
-        except Exception as error:  # then the models are loaded, which may raise another error
-            if not (isinstance(error, ModelError | OSError | RuntimeError) or of_onnxruntime(error)):
-                raise
+        members = with_stored_graphs(members, profile, settings)
+    if all(one.network is not None or not one.table.has_files for one in members):
+        return pair_of(members)
     # Check everything possible before loading weights, which may take minutes.
     gpus = [named_devices(one.table) for one in members if one.table.has_files]
     devices = device_memory(None if None in gpus else {name for each in gpus for name in each or ()})
     members = find_all(members, above, devices, settings.engine)
-    files = [one.checkpoint for one in loading_order(members) if one.checkpoint is not None]
+    files = [one.checkpoint for one in loading_order(members) if one.checkpoint is not None and one.network is None]
     for note in dict.fromkeys(map(download_note, files)):
         if note is not None:
             settings.notice(note)
-    if profile.generation_config:
+    if profile.generation_config and members[0].checkpoint in files:
         require_supported_rules(files[-1])
     for name in chain.from_iterable(wanted):
         locate_predictor(name)
@@ -197,7 +201,7 @@ def _pair(
     setting = profile.threads if whole else share_of(profile.threads, profile.target.shards or 1)
     plain = whole and not any(model.weights for model in loaded)
     threads = choose(setting, [one.model for one in loaded] if measured and plain else (), vocabulary, began)
-    graphs = [one.network.facts for one in members if isinstance(one.network, StoredModel)]
+    graphs = [one.file_model for one in members if one.file_model is not None]
     tries = graphs and decided(setting) is None and sum(each.weight_bytes for each in graphs) <= LARGE
     made = assemble(
         members,
@@ -221,6 +225,9 @@ def _pair(
         ]
         if isinstance(target, LoadedModel) and target.model.generation_config is not None:
             prompt_rules = prompt_rules_in(target.model.generation_config)
+    models = tuple(
+        None if one.torch_model is None else one.torch_model.model for one in made.members if one.model is not None
+    )
     used = threads.by_engine(made.bare)
     if tries and used is threads:
         used = replace(threads, number=threads_of(made.bare), reason="as its graph is small")
@@ -232,7 +239,7 @@ def _pair(
         tokenizer=tokenizer,
         eos=eos,
         context=runners[0].context,
-        models=tuple(one.torch_model.model for one in made.members if one.torch_model is not None),
+        models=models if any(models) else (),
         named_predictors=made.named_predictors,
         above=above,
         threads=used,
@@ -242,13 +249,11 @@ def _pair(
 
 
 def _rules(
-    target: LoadedModel | StoredModel, runners: Sequence[Slot], eos: Set[int], vocabulary: int
+    target: LoadedModel | FileModel, runners: Sequence[Slot], eos: Set[int], vocabulary: int
 ) -> Sequence[TokenRule | None]:
     """The target's generation rules for each runner."""
-    if isinstance(target, StoredModel):
-        penalty = target.facts.repetition_penalty
-        assert penalty is not None, "other rules need the model"
-        return [None if penalty == 1 else repetition_rule(penalty, vocabulary)] * len(runners)
+    if isinstance(target, FileModel):
+        return [target.rule(vocabulary) for _ in runners]
     if (config := target.model.generation_config) is None:
         return [None] * len(runners)
     from specctl.models.running.config_rules import config_rules
@@ -294,7 +299,7 @@ def assemble(
             passes in which a text is read.
     """
     members, whole = list(members), members[0].torch_model
-    checks = whole is not None and (settings.check or whole.untested)
+    checks = settings.check or (whole is not None and whole.untested)
     needed = {0} if checks and (members[0].checkpoint is None or members[0].rounding is None) else set()
     needed |= {
         0 if upper is None else upper + 1 for one, upper in zip(members[1:], above, strict=True) if one.head is not None
@@ -306,10 +311,11 @@ def assemble(
         verifier = reader_of(runners, above[place - 1]).bare if place else None
         if place and one.torch_model is not None and one.torch_model.sharding is None:
             check_model(one.torch_model, one, one.torch_model.vocabulary, drafts=True)
-        if isinstance(one.network, StoredModel):
+        if one.file_model is not None:
             progress(one.name)
         keeps = torch_weights or place in needed
-        members[place], runner = _runner(one, vocabulary, settings, verifier, threads, keeps=keeps)
+        with offering_llama(one):
+            members[place], runner = _runner(one, vocabulary, settings, verifier, threads, keeps=keeps)
         found = members[place].torch_model
         if place and found is not None and place - 1 not in above:
             runner = in_parallel(runner, found.model.config, vocabulary, found.name)
@@ -317,9 +323,13 @@ def assemble(
     target, bare = members[0].torch_model, runners[0]
     if target is not None and target is not whole:  # onnxruntime cannot run its quantised graph
         check_model(target, members[0], vocabulary)  # and torch quantises it differently
+    file_model = members[0].file_model
     if settings.deterministic:
-        runners[0] = Slot(FixedWidthPasses(bare)) if target is None else fixed_width(bare, target.model)
-    if checks and target is not None:
+        if file_model is not None:
+            runners[0] = file_model.deterministic(bare)
+        elif target is not None:
+            runners[0] = fixed_width(bare, target.model)
+    if checks:
         runners[0] = checked_runner(runners[0], bare, members[0], vocabulary)
     for runner, upper in zip(runners[1:], above, strict=True):
         if runner.reads_states:
@@ -351,8 +361,8 @@ def _runner(
         return member, Slot(LookupPasses(vocabulary) if member.table.is_lookup else RegisteredPasses(name, vocabulary))
     own = vocabulary if member.tokens is None else member.tokens.draft.whole
     runner: Slot
-    if isinstance(network, StoredModel):
-        runner = network.runner(own, threads)
+    if isinstance(network, FileModel):
+        runner = network.runner(own, threads, settings)
     elif isinstance(network, LoadedModel) and member.checkpoint is None:
         runner = build_runner(network.model, own, network.name, settings)
     elif isinstance(network, LoadedModel):
@@ -440,7 +450,7 @@ def assembled(target: LoadedModel, draft: DraftTable, given: "PreTrainedModel | 
             here = table if table.device != "auto" else table.model_copy(update={"device": str(target.device)})
             members.append(PairMember(role, here, own_heads(table)))
     above = in_a_row(len(members) - 1)
-    members = find_all(members, above, device_memory(), "eager")
+    members = find_all(with_gguf_models(members, "auto", EngineSettings()), above, device_memory(), "eager")
     for place, (member, table) in enumerate(zip(members[1:], draft.levels, strict=False), start=1):
         if member.head is not None:
             # draft heads go to the device of their verifier's output layer
@@ -448,7 +458,7 @@ def assembled(target: LoadedModel, draft: DraftTable, given: "PreTrainedModel | 
     members = load_found(members, above, lambda _: None)
     _write_fewer(target, members)
     for place, member in enumerate(members[1:], start=1):
-        if member.torch_model is not None:
+        if member.model is not None:
             members[place] = _translated(member, target, verifies=place - 1 in above)
     require_own_tokenizers(members, above)
     return assemble(members, above, target.vocabulary, EngineSettings(engine="eager"))
@@ -471,11 +481,9 @@ def _write_fewer(target: LoadedModel, members: Sequence[PairMember]) -> None:
 
 def _translated(draft: PairMember, target: LoadedModel, *, verifies: bool) -> PairMember:
     """Apply `translated` if both models' folders or repositories have a tokenizer."""
-    assert draft.torch_model is not None
     try:
         ours = load_tokenizer(ModelTable(model=target.name))
-        own = ModelTable(model=draft.torch_model.name) if draft.checkpoint is None else draft.table
-        theirs = load_tokenizer(own)
+        theirs = load_tokenizer(ModelTable(model=draft.name)) if draft.checkpoint is None else draft.tokenizer()
     except ModelError:
         return draft  # nothing is known of it
     # A draft with fewer rows than the target may still have the same tokenizer: the others are padding.

@@ -133,7 +133,8 @@ def checked_runner(runner: Slot, bare: Slot, target: PairMember, vocabulary: int
     ``bare`` is ``runner`` without wrappers, ``target`` the member as that runs it.
     """
     network = target.torch_model
-    assert network is not None, "stored graphs were checked when they were made"
+    if network is None:
+        return Slot(CheckedPasses(runner, bare.fresh, target.name))
     rounded = target.rounding is not None and getattr(network.model, "quantization_method", None) is None
     if rounded or network.weights is not None:
         from specctl.models.onnx.passes import OnnxPasses

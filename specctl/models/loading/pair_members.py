@@ -1,170 +1,43 @@
 """Loading the members of a pair, target and drafts: files first, then weights or stored graphs."""
 
-from collections.abc import Callable, Iterable, Sequence, Set
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, Literal, TypeVar
 
-from specctl.errors import AbsentError, ModelError
+from specctl.errors import AbsentError, ModelError, of_onnxruntime, pip_install
 from specctl.models.draft_heads.checkpoint import DraftHeadCheckpoint, draft_head, head_in_target
 from specctl.models.files.checkpoint import Checkpoint, locate
-from specctl.models.files.tokenizer import BareTokenizer, Spelling, Tokenizer, known_ids
+from specctl.models.files.tokenizer import Tokenizer, known_ids
+from specctl.models.llama.library import WHEEL, package
 from specctl.models.loading.contents import States, model_hash, model_states
+from specctl.models.loading.file_models import FileModel, GgufModel, StoredModel, may_be_stored
 from specctl.models.loading.model import LoadedModel, load_inspected, load_packed, load_tokenizer, loading_order
 from specctl.models.loading.vocabularies import WRITES_FEW, cannot_write_fewer, draft_vocabulary, token_map
 from specctl.models.onnx.store import (
-    CHAINS,
     PACKED,
-    GraphFacts,
     Store,
     Times,
     Unable,
     cache_folder,
-    key_of_files,
-    no_tree_graph,
     packages_there,
 )
 from specctl.models.passes.draft_vocabulary import DraftVocabulary
-from specctl.models.passes.inference import HOST
 from specctl.models.placing.absent import absence
-from specctl.models.placing.memory import DeviceMemory, accelerator
-from specctl.models.placing.model_config import DTYPES
+from specctl.models.placing.memory import DeviceMemory
 from specctl.models.placing.placement import STRATEGIES, inspected, kind_of_device
-from specctl.models.placing.quantization import Quantization, form_of, rounding
+from specctl.models.placing.quantization import Quantization, form_of
 from specctl.models.running.engines import EngineSettings
-from specctl.models.running.slot import Slot
 from specctl.models.running.threads import decided
 from specctl.models.translation import TokenMap
 from specctl.profile.schema import IN_TARGET, DraftTable, Engine, ModelTable, Profile
 
 if TYPE_CHECKING:
     from torch import nn
-    from transformers import PreTrainedTokenizerBase
 
     from specctl.models.draft_heads.block import BlockHead
     from specctl.models.draft_heads.chain import ChainHead
-
-
-@dataclass(frozen=True, slots=True)
-class StoredModel:
-    """A model whose graph is in the store, with the facts that are stored next to it."""
-
-    name: str  # the model's name in the profile
-    path: Path  # of the graph
-    key: str  # the graph's name in the store
-    facts: GraphFacts  # of the model
-    rounding: str | None  # how the graph's weights are rounded; None where they are not
-    no_trees: str | None  # as in `OnnxPasses`
-    ids: DraftVocabulary | None  # the token ids of its logits' columns; None where a column is an id
-
-    @classmethod
-    def find(
-        cls, checkpoint: Checkpoint, table: ModelTable, engine: Engine, trees: bool, ids: DraftVocabulary | None
-    ) -> "StoredModel | None":
-        """Find the stored graph of a model that ``engine`` is to run, with ``trees`` one with tree support if the model
-        allows it. None if the graph or the model's facts are not stored.
-        """
-        stated = next((dtype for name in DTYPES if (dtype := checkpoint.settings().get(name)) is not None), "float32")
-        form = form_of(checkpoint, table, engine, "cpu")
-        if form != PACKED and "float32" not in (table.dtype, stated):
-            return None  # without reading its weights: graphs are of float32
-        if "pard_token" in checkpoint.settings():
-            return None  # the stored facts do not say that it drafts in parallel
-        if (files := model_hash(checkpoint, table.trust_remote_code)) is None:
-            return None
-        store = Store(cache_folder())
-        for asked in dict.fromkeys((trees, False)):
-            key = key_of_files(files, "cpu", "float32", form, trees=asked, vocabulary=ids)
-            facts = GraphFacts.read(store.facts(key))
-            # If trees are wanted, a graph without tree support is accepted only if the model allows none.
-            if facts is None:
-                continue
-            no_trees = no_tree_graph(facts.everything, "cpu", form) if trees else CHAINS
-            if asked == (no_trees is None) and (path := store.find(key)) is not None:
-                return cls(table.model, path, key, facts, form, no_trees, ids)
-        return None
-
-    @property
-    def vocabulary(self) -> int:
-        """Width of its logits, including padding."""
-        return self.facts.rows
-
-    @property
-    def eos_ids(self) -> frozenset[int]:
-        """The end-of-sequence ids of its generation settings."""
-        return frozenset(self.facts.eos)
-
-    @property
-    def parameters(self) -> int:
-        """The number of its weights."""
-        return self.facts.parameters
-
-    def runner(self, vocabulary: int, threads: Set[int]) -> Slot:
-        """A runner of the graph, opened by `build_onnx_runner` with the fastest of the given thread counts."""
-        from specctl.models.onnx.passes import Opening
-
-        opening = Opening(HOST, vocabulary, self.facts.context, self.rounding, self.no_trees, self.ids)
-        return Slot(opening.fastest(self.path, self.facts.weight_bytes, threads))
-
-
-def rounded_graph(checkpoint: Checkpoint, table: ModelTable, form: str) -> tuple[Path | None, str | None]:
-    """What is stored of a model's graph with rounded weights.
-
-    Args:
-        checkpoint, table: the model's.
-        form: how the graph's weights are rounded.
-
-    Returns:
-        The graph's path, and why an earlier run found that it cannot be used; each None if unknown.
-    """
-    if (files := model_hash(checkpoint, table.trust_remote_code)) is None:
-        return None, None
-    store, key = Store(cache_folder()), key_of_files(files, "cpu", "float32", form)
-    return store.find(key), store.refusal(key)
-
-
-def may_be_stored(table: ModelTable) -> bool:
-    """Whether a table asks for an unsplit model on the CPU, in a format that onnxruntime supports."""
-    if table.quantize is not None and rounding(table, "onnx") is None:
-        return False
-    if isinstance(table, DraftTable) and table.tokens == "auto":  # needs the sizes of the model
-        return False
-    if table.model == IN_TARGET or table.dtype not in ("auto", "float32"):
-        return False
-    if table.shards is not None or table.max_memory is not None:
-        return False
-    # ``auto`` is the first accelerator.
-    return table.device == "cpu" or (table.device == "auto" and accelerator() is None)
-
-
-def store_facts(network: "LoadedModel", runner: Slot, tokenizer: Tokenizer, checkpoint: Checkpoint) -> None:
-    """Store a model's facts next to its stored graph, unless they are there already.
-
-    ``network`` may be a skeleton without weights; the other arguments describe the model.
-    """
-    path = getattr(getattr(runner, "passes", None), "facts", None)
-    if path is None or GraphFacts.read(path) is not None:
-        return
-    from specctl.models.passes.masks import attends_to_everything
-    from specctl.models.passes.weights import weight_bytes
-    from specctl.models.placing.model_config import generation_config
-    from specctl.models.running.text_rules import lone_repetition_penalty, unsupported_in
-
-    configs = [each for each in (network.model.generation_config, generation_config(checkpoint)) if each is not None]
-    penalties = {None if unsupported_in(each) else lone_repetition_penalty(each) for each in configs} or {1.0}
-    GraphFacts(
-        rows=network.vocabulary,
-        context=runner.context,
-        eos=tuple(sorted(network.eos_ids)),
-        repetition_penalty=penalties.pop() if len(penalties) == 1 else None,
-        everything=attends_to_everything(network.model),
-        checked=network.untested,
-        parameters=network.parameters,
-        weight_bytes=weight_bytes(network.model),
-        spelling=Spelling.of(cast("PreTrainedTokenizerBase", tokenizer)),
-    ).write(path)
 
 
 T = TypeVar("T")
@@ -185,7 +58,7 @@ class PairMember:
     # its files as they were found; None for a draft head, and for weights that are fetched later
     states: States | None = None
     # the model or draft head; None before it is loaded, and for a draft without files
-    network: "LoadedModel | StoredModel | ChainHead | BlockHead | None" = None
+    network: "LoadedModel | FileModel | ChainHead | BlockHead | None" = None
     # what it shares with a target that has another tokenizer; None where they have the same one
     tokens: TokenMap | None = None
 
@@ -195,11 +68,13 @@ class PairMember:
         Raises:
             ModelError: there are no such files.
         """
+        known = self.checkpoint
         if isinstance(self.table, DraftTable) and verifier is not None:
-            head = find_head(self.role, self.table, (verifier.role, verifier.table))
+            above = (verifier.role, verifier.table)
+            head = find_head(self.role, self.table, above) if known is None else draft_head(known)
             if head is not None:
                 return replace(self, checkpoint=head.checkpoint, head=head)
-        return replace(self, checkpoint=locate(self.table, self.role))
+        return replace(self, checkpoint=locate(self.table, self.role)) if known is None else self
 
     def inspected(self, devices: Sequence[DeviceMemory], engine: Engine) -> "PairMember":
         """This member after every check that needs no weights. Its files must have been located.
@@ -223,14 +98,19 @@ class PairMember:
         )
 
     @property
-    def model(self) -> "LoadedModel | StoredModel | None":
+    def model(self) -> "LoadedModel | FileModel | None":
         """The model; None for a draft head, and for a draft without files."""
-        return self.network if isinstance(self.network, LoadedModel | StoredModel) else None
+        return self.network if isinstance(self.network, LoadedModel | FileModel) else None
 
     @property
     def torch_model(self) -> LoadedModel | None:
         """The torch model; None if there is none."""
         return self.network if isinstance(self.network, LoadedModel) else None
+
+    @property
+    def file_model(self) -> FileModel | None:
+        """The model that an engine runs from its file without torch; None if there is none."""
+        return self.network if isinstance(self.network, FileModel) else None
 
     @property
     def name(self) -> str:
@@ -244,7 +124,7 @@ class PairMember:
         """Width of the hidden states that acceptance heads read."""
         if isinstance(self.network, LoadedModel):
             return int(self.network.config.hidden_size)
-        if self.network is None or isinstance(self.network, StoredModel):
+        if self.network is None or isinstance(self.network, FileModel):
             raise AssertionError("it has no states")
         return self.network.width
 
@@ -257,15 +137,16 @@ class PairMember:
         return model_hash(checkpoint, self.table.trust_remote_code)
 
     def tokenizer(self) -> Tokenizer:
-        """Its tokenizer; that of a stored model without transformers, where that adds nothing.
+        """Its tokenizer; that of a `FileModel` without transformers, where that adds nothing.
 
         Raises:
             ModelError: the checkpoint has no tokenizer, or it cannot be read.
         """
-        spelling = self.network.facts.spelling if isinstance(self.network, StoredModel) else None
-        if spelling is None:
+
+        def whole() -> Tokenizer:
             return load_tokenizer(self.table, role=self.role)
-        return BareTokenizer(spelling, lambda: load_tokenizer(self.table, role=self.role))
+
+        return whole() if self.file_model is None else self.file_model.tokenizer(whole)
 
     def translated(self, target: Tokenizer, own: Tokenizer, whole: int, *, verifies: bool) -> "PairMember":
         """This draft with the token map to a target that has another tokenizer.
@@ -291,7 +172,7 @@ class PairMember:
         table, network = self.table, self.network
         if not isinstance(table, DraftTable) or table.tokens is None:
             return
-        if network is None or isinstance(network, StoredModel):
+        if network is None or isinstance(network, FileModel):
             return
         from specctl.models.draft_heads.chain import ChainHead
         from specctl.models.passes.trimmed_output import trim_output
@@ -311,11 +192,11 @@ class PairMember:
             network.draft_only(ids)
 
     def spells_like(self, other: "PairMember") -> bool:
-        """Whether the stored facts of both say that they have one tokenizer."""
-        stored = [one.network.facts.spelling for one in (self, other) if isinstance(one.network, StoredModel)]
+        """Whether the facts of both files say that they have one tokenizer."""
+        stored = [one.file_model.spelling for one in (self, other) if one.file_model is not None]
         return len(stored) == 2 and stored[0] is not None and stored[0] == stored[1]
 
-    def load(self, verifier: LoadedModel | None = None) -> "PairMember":
+    def load(self, verifier: "PairMember | None" = None) -> "PairMember":
         """This member loaded into memory; a draft head reads the states of the model in ``verifier``."""
         assert self.checkpoint is not None, "its files are found first"
         if self.head is None and self.rounding == PACKED:
@@ -323,16 +204,17 @@ class PairMember:
                 return replace(self, network=load_packed(self.checkpoint, self.table))
         if self.head is None:
             return replace(self, network=load_inspected(self.checkpoint, self.table, self.quantization))
-        if verifier is None:
+        if verifier is None or verifier.model is None:
             raise ModelError(
                 f"{self.head} cannot draft for another draft head.", "A draft head reads the states of a whole model."
             )
-        if verifier.sharding is not None:
+        model = verifier.torch_model
+        if model is not None and model.sharding is not None:
             raise ModelError(
                 f"{self.head} cannot read a model that is in shards: it shares its embeddings.",
                 'Set placement = "spread" for that model, or draft with a model.',
             )
-        if verifier.weights is not None:
+        if model is None or model.weights is not None:
             raise ModelError(
                 f"{self.head} cannot read a model whose weights stay in its file: it shares its embeddings.",
                 "Draft with a model or with prompt:lookup, or unpack the file.",
@@ -340,7 +222,7 @@ class PairMember:
         # Imported here because most pairs have no draft head, and need none of the networks.
         from specctl.models.loading.draft_heads import load_draft_head
 
-        return replace(self, network=load_draft_head(self.head, self.table, verifier))
+        return replace(self, network=load_draft_head(self.head, self.table, model))
 
 
 def require_head_settings(found: DraftHeadCheckpoint, table: ModelTable) -> None:
@@ -403,7 +285,8 @@ def find_all(
     try:
         for place in loading_order(wanted):
             verifier = reader_of(members, above[place - 1]) if place else None
-            found[place] = members[place].located(verifier).inspected(devices, engine)
+            with offering_llama(members[place]):
+                found[place] = members[place].located(verifier).inspected(devices, engine)
     except AbsentError as error:
         tables = [(members[place].role, members[place].table) for place in loading_order(wanted)]
         absent = absence(tables, (device.name for device in devices))
@@ -420,7 +303,7 @@ def load_found(
     loaded.
     """
     loaded = list(members)
-    wanted = [place for place, one in enumerate(members) if one.checkpoint is not None]
+    wanted = [place for place, one in enumerate(members) if one.checkpoint is not None and one.network is None]
     if any(members[place].table.splits for place in wanted):
         from specctl.models.sharding import lead
 
@@ -430,10 +313,11 @@ def load_found(
         lead(shards, restart=True)
     for place in loading_order(place for place in wanted if members[place].head is None):
         progress(members[place].table.model)
-        loaded[place] = members[place].load()
+        with offering_llama(members[place]):
+            loaded[place] = members[place].load()
     for place in (place for place in wanted if members[place].head is not None):
         progress(members[place].table.model)
-        loaded[place] = members[place].load(reader_of(loaded, above[place - 1]).torch_model)
+        loaded[place] = members[place].load(reader_of(loaded, above[place - 1]))
     return loaded
 
 
@@ -449,35 +333,86 @@ def split(tables: Iterable[ModelTable]) -> int | None:
     return next(iter(numbers), None)
 
 
-def find_stored(members: Sequence[PairMember], profile: Profile, settings: EngineSettings) -> list[PairMember] | None:
-    """The members with the stored graphs of their models, which stand for the models; members are listed from the
-    target down.
+@contextmanager
+def offering_llama(member: PairMember) -> Iterator[None]:
+    """Adds to an error about a GGUF file how to install llama.cpp, where that is missing."""
+    try:
+        yield
+    except ModelError as error:
+        if member.checkpoint is None or member.checkpoint.weights is None or package() is not None:
+            raise
+        hint = f"Or let llama.cpp run the file: `{pip_install(WHEEL)}`."
+        raise ModelError(error.message, f"{error.hint} {hint}".strip()) from error
 
-    None where a model has no graph yet, where the stored facts about a model do not cover all that is asked, and where
-    there is too little memory. Raises ModelError if there is no such model.
+
+def with_gguf_models(
+    members: Sequence[PairMember], threads: int | Literal["auto"], settings: EngineSettings
+) -> list[PairMember]:
+    """The members with the files that are on this machine, and with those models that llama.cpp runs.
+
+    Args:
+        members: from the target down.
+        threads: as in the profile.
+        settings: as a command asks for them.
+
+    Raises:
+        ModelError: there is no such model, or a GGUF file cannot be run as its table says.
     """
-    wanted = [place for place, one in enumerate(members) if one.table.has_files]
+    found = list(members)
+    for place, one in enumerate(members):
+        if not one.table.has_files or one.table.model == IN_TARGET or one.network is not None:
+            continue
+        with suppress(AbsentError):  # `find_all` names all that are missing
+            checkpoint = locate(one.table, one.role)
+            network = GgufModel.find(checkpoint, one.table, threads, settings, exact=place == 0)
+            found[place] = replace(one, checkpoint=checkpoint, network=network)
+    return found
+
+
+def with_stored_graphs(members: Sequence[PairMember], profile: Profile, settings: EngineSettings) -> list[PairMember]:
+    """The members with stored graphs for all models that are not loaded yet, or for none of them.
+
+    For none where a model has no graph yet, where the stored facts about a model do not cover all that is asked, and
+    where there is too little memory. Then the models are loaded, which may raise an error that is not raised here.
+    """
+    try:
+        return _with_stored_graphs(members, profile, settings) or [*members]
+    except Exception as error:
+        if not (isinstance(error, ModelError | OSError | RuntimeError) or of_onnxruntime(error)):
+            raise
+        return [*members]
+
+
+def _with_stored_graphs(
+    members: Sequence[PairMember], profile: Profile, settings: EngineSettings
+) -> list[PairMember] | None:
+    wanted = [place for place, one in enumerate(members) if one.table.has_files and one.network is None]
     if (
-        settings.check
+        (settings.check and 0 in wanted)
         or any(one.predictors for one in members)
         or not all(may_be_stored(members[place].table) for place in wanted)
         or not _onnx_may_run([members[place].table for place in wanted], settings)
     ):
         return None
     known = decided(profile.threads)
-    stored = list(members)
+    stored, needed = list(members), 0
     for place in wanted:
         one = members[place]
-        checkpoint = locate(one.table, one.role)
-        found = StoredModel.find(checkpoint, one.table, settings.engine, settings.trees, _draft_ids(one, stored[0]))
-        if found is None:
+        if one.checkpoint is None:
+            return None
+        ids = _draft_ids(one, stored[0])
+        found = StoredModel.find(one.checkpoint, one.table, settings.engine, settings.trees, ids)
+        if found is None or (place == 0 and found.lacks(profile)):
             return None
         if settings.engine == "auto" and found.rounding != PACKED:  # whose choice the times of both engines decide
             times = Times(Store(cache_folder()).times(found.key))
             if not times.onnx_is_faster(None if known is None else known.number):
                 return None
-        stored[place] = replace(one, checkpoint=checkpoint, network=found)
-    return stored if _facts_suffice([one.network for one in stored], profile) else None
+        stored[place] = replace(one, network=found)
+        needed += found.weight_bytes
+    import psutil  # type: ignore[import-untyped]
+
+    return stored if needed <= psutil.virtual_memory().available else None
 
 
 def _onnx_may_run(tables: Sequence[ModelTable], settings: EngineSettings) -> bool:
@@ -498,22 +433,7 @@ def _draft_ids(draft: PairMember, target: PairMember) -> DraftVocabulary | None:
     return draft_vocabulary(draft.table, tokenizer, whole, eos_of(target.model, tokenizer))
 
 
-def _facts_suffice(networks: Sequence[object], profile: Profile) -> bool:
-    """Whether the stored facts about models cover all that is asked of them, and memory is enough for their weights."""
-    import psutil  # type: ignore[import-untyped]
-
-    facts = [network.facts for network in networks if isinstance(network, StoredModel)]
-    target = facts[0]
-    if (
-        target.checked
-        or (profile.generation_config and target.repetition_penalty is None)
-        or (profile.deterministic and not target.everything)
-    ):
-        return False
-    return bool(sum(each.weight_bytes for each in facts) <= psutil.virtual_memory().available)
-
-
-def eos_of(model: LoadedModel | StoredModel, tokenizer: Tokenizer) -> frozenset[int]:
+def eos_of(model: LoadedModel | FileModel, tokenizer: Tokenizer) -> frozenset[int]:
     """Every id that ends a sequence: those of a model's generation settings and its tokenizer's."""
     return model.eos_ids | ({tokenizer.eos_token_id} if isinstance(tokenizer.eos_token_id, int) else set())
 

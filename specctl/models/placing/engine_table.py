@@ -149,8 +149,29 @@ class OnnxEngine(Engine):
         return runner
 
 
+class LlamaEngine(Engine):
+    """Runs GGUF files with llama.cpp, without a torch model: see `GgufModel`. Other models run as with ``auto``."""
+
+    name = "llama"
+    does = "runs on llama.cpp"
+    instead = "auto"
+
+    def require(self) -> None:
+        from specctl.models.llama.library import require_llama
+
+        require_llama()
+
+    def why_not(self, model: "PreTrainedModel", where: Where) -> str:  # noqa: ARG002 - none that torch has
+        return NO_GGUF
+
+    def build(self, model: "PreTrainedModel", vocabulary: int, name: str, settings: EngineSettings) -> "Slot":  # noqa: ARG002
+        raise AssertionError(NO_GGUF)
+
+
+NO_GGUF = "llama.cpp runs GGUF files only"
+
 ENGINES: dict[str, Engine] = {
-    engine.name: engine for engine in (OnnxEngine(), GraphEngine(), StaticEngine(), EagerEngine())
+    engine.name: engine for engine in (LlamaEngine(), OnnxEngine(), GraphEngine(), StaticEngine(), EagerEngine())
 }
 """In order of preference for an automatic choice; the last runs any model."""
 

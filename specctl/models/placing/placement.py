@@ -96,7 +96,7 @@ def _require_unpacked(checkpoint: Checkpoint, file: Path, table: ModelTable, eng
     elif packed:
         if table.splits:
             why = "its blocks are not split over processes"
-    elif engine not in ("auto", "onnx"):
+    elif engine not in ("auto", "onnx", "llama"):
         why = f'engine = "{engine}" cannot run it'
     elif table.dtype not in ("auto", "float32"):
         why = f"it computes in float32, not in {table.dtype}"

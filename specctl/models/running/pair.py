@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from specctl.errors import RecordError, UsageError
+from specctl.errors import ModelError, RecordError, UsageError
 from specctl.models.files.tokenizer import Tokenizer
 from specctl.models.predictors.predictor_checkpoint import TrainedPredictor
 from specctl.models.running.slot import Slot
@@ -26,9 +26,10 @@ class Pair:
     tokenizer: Tokenizer  # the target's tokenizer
     eos: frozenset[int]  # ids that end a sequence
     context: int  # the longest sequence that the target can hold, in tokens; a draft may hold less (`Slot.room`)
-    # the runners' transformers models, the target's first; draft heads, lookups and registered drafters have none. If
-    # loaded without ``torch_weights``, models that onnxruntime runs have shapes but no weights.
-    models: "tuple[PreTrainedModel, ...]"
+    # for each runner with `Facts.runs_model`, the target's first, its transformers model, or None where an engine runs
+    # a file without it; empty where they are all None. If loaded without ``torch_weights``, models that onnxruntime
+    # runs have shapes but no weights.
+    models: "tuple[PreTrainedModel | None, ...]"
     # for each draft its predictors by name, on the draft's device; the first one is the default
     named_predictors: tuple[Mapping[str, TrainedPredictor], ...] = ()
     # for each draft the index of the draft that supplies its states, None for the target; empty where each draft reads
@@ -83,36 +84,50 @@ class Pair:
             above=(),
         )
 
+    @property
+    def runners(self) -> "list[tuple[Slot, PreTrainedModel | None]]":
+        """The target's runner and those of the drafts, each with its transformers model, if it has one."""
+        models = iter(self.models)
+        return [(runner, next(models, None) if runner.runs_model else None) for runner in (self.target, *self.drafts)]
+
+    def torch_model(self, place: int, what: str) -> "PreTrainedModel":
+        """The transformers model of `models` at a place.
+
+        Raises:
+            ModelError: it has none. The message says ``what`` needs it.
+        """
+        if (found := self.models[place] if place < len(self.models) else None) is None:
+            raise ModelError(
+                f"{what} needs a model that torch runs, and another library runs it from its GGUF file.",
+                "Name the folder or repository of the checkpoint that the file was made from.",
+            )
+        return found
+
     def devices(self, draft: int | None) -> frozenset[str]:
         """The devices of a draft's weights, or of the target's for None."""
-        runner = self.target if draft is None else self.drafts[draft]
-        found = {str(runner.device)}
-        if draft is None or runner.runs_model:
-            place = 0 if draft is None else 1 + sum(above.runs_model for above in self.drafts[:draft])
-            # Models that onnxruntime runs have no weights in torch.
-            weights = [weight for model in self.models[place : place + 1] for weight in model.parameters()]
-            found |= {str(weight.device) for weight in weights if not weight.is_meta}
-        return frozenset(found)
+        runner, model = self.runners[0 if draft is None else draft + 1]
+        weights = [] if model is None else model.parameters()
+        # Models that onnxruntime runs have no weights in torch.
+        return frozenset({str(runner.device), *(str(weight.device) for weight in weights if not weight.is_meta)})
 
     @property
     def is_eager(self) -> bool:
-        """Whether the target and all drafts with their own model run eagerly."""
-        return all(runner.engine == "eager" for runner in (self.target, *self.drafts) if runner.runs_model)
+        """Whether all runners with a transformers model run it eagerly."""
+        return all(model is None or runner.engine == "eager" for runner, model in self.runners)
 
     def eagerly(self) -> "Pair":
         """The same models with runners of the eager engine and new caches; weights are shared.
 
-        Draft heads, lookups and registered drafters keep their runners. The pair must be loaded with ``torch_weights``,
-        and its models must be whole.
+        Runners without a transformers model stay as they are. The pair must be loaded with ``torch_weights``, and its
+        models must be whole.
         """
         from specctl.models.running.eager import EagerPasses
 
-        models = iter(self.models)
+        def eager(runner: Slot, model: "PreTrainedModel | None") -> Slot:
+            return runner if model is None else runner.transformed(Slot(EagerPasses(model, self.vocabulary)))
 
-        def eager(runner: Slot) -> Slot:
-            return runner.transformed(Slot(EagerPasses(next(models), self.vocabulary))) if runner.runs_model else runner
-
-        return replace(self, target=eager(self.target), drafts=tuple(eager(draft) for draft in self.drafts))
+        target, *drafts = (eager(*each) for each in self.runners)
+        return replace(self, target=target, drafts=tuple(drafts))
 
     @property
     def preparing_seconds(self) -> float | None:

@@ -28,7 +28,7 @@ class Facts:
 
     context: int  # the most tokens in a sequence's cache
     device: "torch.device"  # the device of the logits
-    # Whether it runs one of `Pair.models`; False for a draft head and for a draft without files.
+    # Whether it runs a model, which `Pair.models` may have; False for a draft head and for a draft without files.
     runs_model: bool = True
     verifies: bool = True  # whether it can read a draft's tokens in one pass, and so verify another draft
     captures: bool = False  # whether its passes are captured, which other threads must not disturb
