@@ -220,7 +220,7 @@ class Subject(ABC, Generic[Item, Models]):
         return pair
 
     def require(self, pair: Pair) -> None:
-        """Raise ModelError if what is trained cannot be trained beside these models."""
+        """Raise ModelError if what is trained cannot be trained for these models."""
 
     def is_finished(self, output: Path) -> bool:
         """Whether an earlier run into this folder is complete; if so, its leftovers are removed.
