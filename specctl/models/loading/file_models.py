@@ -247,8 +247,10 @@ class GgufModel(FileModel):
     def spelling(self) -> object:
         return None
 
-    def tokenizer(self, whole: Callable[[], Tokenizer]) -> Tokenizer:
-        return whole()
+    def tokenizer(self, whole: Callable[[], Tokenizer]) -> Tokenizer:  # noqa: ARG002
+        from specctl.models.llama.vocabulary import LlamaTokenizer
+
+        return LlamaTokenizer(self.model)
 
     def rule(self, vocabulary: int) -> None:
         """See `FileModel`; a GGUF file has no such rules."""
