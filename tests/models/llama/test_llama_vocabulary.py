@@ -291,9 +291,7 @@ def file(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 def texts() -> list[str]:
     draws = random.Random(4)
-    letters = [
-        chr(code) for code in (*range(0x20, 0x250), *range(0x400, 0x460), *range(0x4E00, 0x4E20), 0x1F642, 0x1F680)
-    ]
+    codes = (*range(0x20, 0x250), *range(0x400, 0x460), *range(0x4E00, 0x4E20), 0x1F642, 0x1F680)
     words = [" ", "  ", "\n", "\n\n", "\t", "the", " the", "1", "23", ".", "'s", "é", "🙂", "<", "|>", "<td>", "_"]
     made = ["".join(map(chr, draws.choices(codes, k=draws.randrange(1, 30)))) for _ in range(300)]
     return [*TEXTS, *made, *("".join(draws.choices(words, k=draws.randrange(1, 20))) for _ in range(500))]
