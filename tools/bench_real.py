@@ -526,8 +526,9 @@ def host_table(rows: Rows) -> Iterator[str]:
         found = [row["of"].get("llama") for name, row in rows.of("alone").items() if int(name.split()[1]) == threads]
         texts = [one for one in found if one is not None]
         if texts:
-            spent = [1e3 * (one["rest"]["wall"] - one["decode"]) / one["rest_tokens"] for one in texts]
-            yield f"\nBeside `llama_decode`, {_counted(threads)}: {median(spent):.0f} microseconds a token"
+            clock = _clock(threads)
+            spent = [1e3 * (one["rest"][clock] - one["decode"][clock]) / one["rest_tokens"] for one in texts]
+            yield f"\nBeside `llama_decode`, {_counted(threads)}: {median(spent):.0f} microseconds a token ({clock} time)"
 
 
 def start_table(rows: Rows) -> Iterator[str]:

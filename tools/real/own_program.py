@@ -3,7 +3,6 @@
 import argparse
 import sys
 from collections.abc import Sequence
-from time import perf_counter
 from typing import Any
 
 import specctl
@@ -52,12 +51,12 @@ class Program:
 
     def write(self, ids: Sequence[int], count: int, policy: str = NONE) -> dict[str, Any]:
         """A greedy text."""
-        first: list[tuple[dict[str, float], Clocks, float, int]] = []
+        first: list[tuple[dict[str, float], Clocks, dict[str, float], int]] = []
         whole = Clocks()
 
         def note(round_: Round) -> None:
             if not first:
-                first.append((whole.read(), Clocks(), self._calls.seconds, len(round_.emitted)))
+                first.append((whole.read(), Clocks(), {**self._calls.ms}, len(round_.emitted)))
 
         found = self._decoder(policy).generate(ids, on_round=note, max_new_tokens=count, temperature=0.0)
         ((began, rest, before, emitted),) = first
@@ -66,7 +65,7 @@ class Program:
             "first": began,
             "rest": rest.read(),
             "text": found.text,
-            "decode": (self._calls.seconds - before) * 1e3,
+            "decode": {clock: ms - before[clock] for clock, ms in self._calls.ms.items()},
             "rest_tokens": len(found.tokens) - emitted,
             "rounds": len(found.rounds),
             "drafted": sum(len(one.steps) for one in found.rounds),
@@ -93,11 +92,11 @@ class Calls:
     """Counts the time in ``llama_decode``, where a model runs on llama.cpp.
 
     Attributes:
-        seconds: so far.
+        ms: milliseconds so far, by clock.
     """
 
     def __init__(self, target: str) -> None:
-        self.seconds = 0.0
+        self.ms = {"wall": 0.0, "processor": 0.0}
         if target.endswith(".gguf"):
             from specctl.models.llama.library import package
 
@@ -111,9 +110,10 @@ class Calls:
         decode = opened.llama_decode
 
         def counted(*arguments: Any) -> int:
-            start = perf_counter()
+            clocks = Clocks()
             result: int = decode(*arguments)
-            self.seconds += perf_counter() - start
+            for clock, ms in clocks.read().items():
+                self.ms[clock] += ms
             return result
 
         opened.llama_decode = counted  # type: ignore[attr-defined]
