@@ -528,7 +528,8 @@ def host_table(rows: Rows) -> Iterator[str]:
         if texts:
             clock = _clock(threads)
             spent = [1e3 * (one["rest"][clock] - one["decode"][clock]) / one["rest_tokens"] for one in texts]
-            yield f"\nBeside `llama_decode`, {_counted(threads)}: {median(spent):.0f} microseconds a token ({clock} time)"
+            microseconds = f"{median(spent):.0f} microseconds of {clock} time"
+            yield f"\nBeside `llama_decode`, {_counted(threads)}: {microseconds} a token"
 
 
 def start_table(rows: Rows) -> Iterator[str]:
