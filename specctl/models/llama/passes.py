@@ -1,7 +1,8 @@
 """Passes of a GGUF model on llama.cpp over one sequence or several."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from ctypes import c_int8
+from statistics import median
 from typing import TYPE_CHECKING, Any
 from weakref import finalize
 
@@ -16,6 +17,8 @@ from specctl.models.llama.states import AGAIN, FOREIGN, KEPT, States
 from specctl.models.passes.forward import Forward, joined
 from specctl.models.passes.inference import HOST
 from specctl.models.running.passes import Passes, Request
+from specctl.models.running.slot import Slot
+from specctl.models.running.threads import fastest, small_round, timed
 from specctl.printable import gib
 
 if TYPE_CHECKING:
@@ -25,6 +28,8 @@ CAPACITY = 256  # Initial number of tokens of a sequence that fit; it doubles wh
 ROWS, MORE_ROWS = 64, 16
 """The most tokens with logits in one pass: memory for their logits is reserved. For more sequences, at least the second
 number for each of them."""
+ONE_THREAD = 16 << 20
+"""Models up to this size in bytes run with one thread: their passes are over before other threads have started."""
 LARGE = 1 << 26  # Bytes of a cache from which free memory is looked up first
 NO_MEMORY = (1, -2)  # Codes of llama.cpp's calls for which there was no room
 MOST_VIEWS = 256  # How many views of logits are kept
@@ -157,6 +162,25 @@ class LlamaPasses(Passes):
         """Compute later passes with this number of threads."""
         self.threads = threads
         self.model.library.llama_set_n_threads(self._context.handle, threads, threads)
+
+    def try_threads(self, numbers: Collection[int]) -> None:
+        """Use the fastest of some numbers of threads; a small model gets one. The cache is emptied.
+
+        Args:
+            numbers: the numbers to choose from, at least one.
+        """
+        choices = [1] if self.model.bytes <= ONE_THREAD else sorted(numbers)
+        if len(choices) > 1:
+            play = small_round([Slot(self)], self._vocabulary)
+
+            def work(threads: int) -> None:
+                self.use_threads(threads)
+                play()
+
+            seconds = timed(work, choices)
+            self.tried = {threads: median(found) * 1e3 for threads, found in seconds.items()}
+            choices = [fastest(seconds)]
+        self.use_threads(choices[0])
 
     def begin(self, prompt: int) -> None:
         self._reserve(min(self.context, prompt + 1))

@@ -75,7 +75,8 @@ class Threads:
         """The same, or the numbers that a runner found in its own trial."""
         if not runner.tried:
             return self
-        return replace(self, number=threads_of(runner), reason="measured with onnxruntime", milliseconds=runner.tried)
+        name = "onnxruntime" if runner.engine.startswith("onnx") else runner.engine
+        return replace(self, number=threads_of(runner), reason=f"measured with {name}", milliseconds=runner.tried)
 
     def __str__(self) -> str:
         tried = " and ".join(f"{milliseconds:.1f} ms with {n}" for n, milliseconds in self.milliseconds.items())
