@@ -1,11 +1,14 @@
 """The tool that distils a small draft from a real target's answers, on toy sizes."""
 
 import json
+import re
+import sys
 
 import pytest
 import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
+from specctl.models.files.token_counts import TokenCounts
 from specctl.profile.schema import model_path
 from tools.real_draft.answers import (
     LIKELIEST,
@@ -28,7 +31,7 @@ from tools.real_draft.student import (
     new_student,
     reduce_output,
 )
-from tools.real_draft.train import Lessons, epoch_batches
+from tools.real_draft.train import Lessons, epoch_batches, main
 
 
 @pytest.fixture(scope="module")
@@ -218,6 +221,27 @@ def test_lessons_read_new_shards_when_an_epoch_starts(tmp_path):
     next(epochs)
     assert sum(len(answer.ids) for answer in lessons.answers) == 23
     assert lessons.answers[0].states.shape[1] == 4
+
+
+def test_a_run_goes_on_from_its_checkpoint_with_another_end(tmp_path, monkeypatch, capsys, answers):
+    for name in ("given", "dev"):
+        AnswerShards(tmp_path / "answers" / name).write(0, answers)
+    command = ["train", "--target", str(model_path("draft")), "--answers", str(tmp_path / "answers")]
+    command += ["--work", str(tmp_path / "work"), "--output", str(tmp_path / "draft")]
+    command += ["--width", "32", "--head", "16", "--layers", "1", "--feed-forward", "32", "--tokens-per-step", "64"]
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
+    for steps in (2, 3):
+        monkeypatch.setattr(sys, "argv", [*command, "--steps", str(steps)])
+        main()
+        assert torch.load(tmp_path / "work" / "draft.pt", weights_only=True)["step"] == steps
+    assert len(re.findall(r"agreement 0\.\d+, of 8192 tokens 0\.\d+", capsys.readouterr().out)) == 2
+    trained = torch.load(tmp_path / "work" / "draft.pt", weights_only=True)["draft"]["model"]
+    draft = LlamaForCausalLM.from_pretrained(tmp_path / "draft", dtype=torch.float32)
+    assert draft.config.vocab_size == 4096
+    torch.testing.assert_close(draft.model.embed_tokens.weight, trained["model.embed_tokens.weight"])
+    assert AutoTokenizer.from_pretrained(tmp_path / "draft").eos_token_id == draft.generation_config.eos_token_id
+    counts = TokenCounts.read(tmp_path / "draft" / "token_counts.json")
+    assert sum(counts.counts.values()) == sum(len(answer.top_ids) for answer in answers)
 
 
 def test_names_of_weights_in_gguf():

@@ -17,6 +17,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers import AutoTokenizer, GenerationConfig, LlamaConfig
 
+from specctl.models.files.token_counts import TokenCounts
+from specctl.outputs import write_whole
+from specctl.training.draft_heads import TOKEN_COUNTS
 from tools.embedded.recipe import Recipe
 from tools.embedded.training import Trainee, run_steps
 from tools.real_draft.answers import Answer, unpack
@@ -154,6 +157,8 @@ def main() -> None:
         model.generation_config = GenerationConfig.from_pretrained(args.target)
         model.save_pretrained(args.output)
         AutoTokenizer.from_pretrained(args.target).save_pretrained(args.output)
+        counts = TokenCounts.of(answer.top_ids[:, 0].tolist() for answer in lessons.answers)
+        write_whole(args.output / TOKEN_COUNTS, counts.text())
 
     run_steps(
         [trainee],
