@@ -92,7 +92,7 @@ class LlamaModel:
         except OSError as error:
             raise ModelError(f"{path} cannot be read: {error.strerror or error}.") from error
         file = (os.path.realpath(path), status.st_mtime_ns, status.st_size)
-        cards = [] if vocab_only else cards_for(lib, device, _bytes_of(path))
+        cards = [] if vocab_only else cards_for(lib, device, file_bytes(path))
         kind: tuple[object, ...] = (repack, *(card.name for card in cards))
         with _lock:
             if vocab_only and (found := next((m for key, m in _opened.items() if key[:3] == file), None)) is not None:
@@ -158,7 +158,7 @@ class LlamaModel:
         return self.layers * sets * sum(sizes)
 
 
-def _bytes_of(path: Path) -> int:
+def file_bytes(path: Path) -> int:
     """The size of a file, or of all parts of a split one."""
     parts = re.sub(r"-\d{5}-of-(\d{5})\.gguf$", r"-*-of-\1.gguf", path.name)
     return sum(part.stat().st_size for part in path.parent.glob(parts)) if parts != path.name else path.stat().st_size

@@ -16,7 +16,7 @@ from specctl.errors import ModelError
 from specctl.models.files.cache import cache_home, processor, write_small
 from specctl.models.files.gguf_header import parts_of, read_header
 from specctl.models.llama.library import TILED, Library, library
-from specctl.models.llama.model import LlamaModel
+from specctl.models.llama.model import LlamaModel, cards_for, file_bytes
 from specctl.models.llama.passes import LlamaPasses
 from specctl.models.llama.rounding import Rounding, roundings
 from specctl.models.running.passes import Request
@@ -46,7 +46,7 @@ def rounding_of(path: Path, *, threads: int | Literal["auto"] = "auto", device: 
     one_thread, place = threads == 1, _place(library(), path, threads, device)
     known, found = _read(place)
     if not known:
-        cards = LlamaModel.open(path, device=device, vocab_only=True).cards
+        cards = cards_for(library(), device, file_bytes(path))
         ways = roundings(read_header(path), one_thread=one_thread, accelerated=bool(cards))
         found = next((way for way in ways if _holds(path, device, way, threads)), None)
         write_small(place, json.dumps({"schema_version": SCHEMA_VERSION, "rounding": found}))

@@ -4,7 +4,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Set
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Literal, cast
 
 from specctl.errors import ModelError
@@ -31,7 +30,6 @@ from specctl.models.running.engines import EngineSettings
 from specctl.models.running.ruled import TokenRule
 from specctl.models.running.slot import Slot
 from specctl.models.running.text_rules import repetition_rule
-from specctl.models.running.threads import fastest, small_round, timed
 from specctl.models.running.transforms import FixedWidthPasses
 from specctl.profile.schema import IN_TARGET, DraftTable, Engine, ModelTable, Profile
 
@@ -263,21 +261,9 @@ class GgufModel(FileModel):
 
         if settings.compile is True:
             settings.notice(f"{self.name} runs uncompiled: llama.cpp has its own kernels")
-        first, *more = sorted(threads)
-        passes = LlamaPasses(self.model, vocabulary, self.model.context, self.rounding, first)
-        runner = Slot(passes)
-        if more:
-            play = small_round([runner], vocabulary)
-
-            def work(number: int) -> None:
-                passes.use_threads(number)
-                play()
-
-            tried = timed(work, [first, *more])
-            passes.use_threads(fastest(tried))
-            passes.tried = {number: median(seconds) * 1e3 for number, seconds in tried.items()}
-            runner.rollback(0)
-        return runner
+        passes = LlamaPasses(self.model, vocabulary, self.model.context, self.rounding, min(threads))
+        passes.try_threads(threads)
+        return Slot(passes)
 
     def deterministic(self, runner: Slot) -> Slot:
         """See `FileModel`; its rows are equal at every width."""
