@@ -15,8 +15,8 @@ import numpy.typing as npt
 from specctl.errors import ModelError
 from specctl.models.files.cache import cache_home, processor, write_small
 from specctl.models.files.gguf_header import parts_of, read_header
-from specctl.models.llama.library import TILED, Library, library
-from specctl.models.llama.model import LlamaModel, cards_for, file_bytes
+from specctl.models.llama.library import TILED, library
+from specctl.models.llama.model import LlamaModel, cards_for
 from specctl.models.llama.passes import LlamaPasses
 from specctl.models.llama.rounding import Rounding, roundings
 from specctl.models.running.passes import Request
@@ -43,11 +43,14 @@ def rounding_of(path: Path, *, threads: int | Literal["auto"] = "auto", device: 
     Raises:
         ModelError: the file cannot be read; or no way of reading it computes all tokens alike.
     """
-    one_thread, place = threads == 1, _place(library(), path, threads, device)
+    files = [(os.path.realpath(part), (state := part.stat()).st_size, state.st_mtime_ns) for part in parts_of(path)]
+    cards = [card.name for card in cards_for(library(), device, sum(size for _, size, _ in files))]
+    made_for = [files, *library().package[:2], processor(), cards, threads == 1, os.environ.get(TILED)]
+    name = hashlib.sha256(json.dumps(made_for).encode()).hexdigest()[:32]
+    place = cache_home() / "widths" / f"{name}.json"
     known, found = _read(place)
     if not known:
-        cards = cards_for(library(), device, file_bytes(path))
-        ways = roundings(read_header(path), one_thread=one_thread, accelerated=bool(cards))
+        ways = roundings(read_header(path), one_thread=threads == 1, accelerated=bool(cards))
         found = next((way for way in ways if _holds(path, device, way, threads)), None)
         write_small(place, json.dumps({"schema_version": SCHEMA_VERSION, "rounding": found}))
     if found is None:
@@ -157,15 +160,6 @@ class _Trial:
                 else:
                     same &= np.array_equal(row, known)
         return same
-
-
-def _place(lib: Library, path: Path, threads: int | Literal["auto"], device: str) -> Path:
-    """The file of a trial's result."""
-    files = [(os.path.realpath(part), (state := part.stat()).st_size, state.st_mtime_ns) for part in parts_of(path)]
-    devices = [lib.ggml_backend_dev_name(lib.ggml_backend_dev_get(n)) for n in range(lib.ggml_backend_dev_count())]
-    kind = [threads == 1, device, *map(str, devices), os.environ.get(TILED)]
-    made = [files, lib.package.name, lib.package.version, processor(), kind]
-    return cache_home() / "widths" / f"{hashlib.sha256(json.dumps(made).encode()).hexdigest()[:32]}.json"
 
 
 def _read(place: Path) -> tuple[bool, Rounding | None]:

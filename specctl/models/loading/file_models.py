@@ -10,7 +10,7 @@ from specctl.errors import ModelError
 from specctl.models.files.checkpoint import Checkpoint
 from specctl.models.files.gguf_header import read_header
 from specctl.models.files.tokenizer import BareTokenizer, Spelling, Tokenizer
-from specctl.models.llama.library import BF16, package
+from specctl.models.llama.library import package
 from specctl.models.loading.contents import model_hash
 from specctl.models.onnx.store import (
     CHAINS,
@@ -220,9 +220,11 @@ class GgufModel(FileModel):
         read_header(checkpoint.weights)  # says what is wrong with a file in fewer words than llama.cpp's log
         from specctl.models.llama.model import LlamaModel
         from specctl.models.llama.rounding import Rounding
+        from specctl.models.llama.width_trial import rounding_of
 
-        rounding = Rounding(2, 512 if threads != 1 else 63, BF16, repack=False) if exact else Rounding()
-        model = LlamaModel.open(checkpoint.weights, device=str(table.device), repack=rounding.repack)
+        device = str(table.device)
+        rounding = rounding_of(checkpoint.weights, threads=threads, device=device) if exact else Rounding()
+        model = LlamaModel.open(checkpoint.weights, device=device, repack=rounding.repack)
         return cls(table.model, model, rounding)
 
     @property
