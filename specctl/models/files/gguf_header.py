@@ -3,6 +3,7 @@
 The format is described in ggml's ``docs/gguf.md``.
 """
 
+import hashlib
 import mmap
 import re
 import struct
@@ -18,6 +19,7 @@ VERSIONS = (2, 3)
 MAGIC = b"GGUF"
 SCALARS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
 """Formats of `struct` by a value's type."""
+TOKENIZER, TEMPLATE = "tokenizer.", "tokenizer.chat_template"  # How keys of metadata begin
 STRING, ARRAY = 8, 9  # The other types of values
 ALIGNMENT = 32  # Of the tensors' data in bytes, where the file does not say
 PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
@@ -94,6 +96,7 @@ class Header(NamedTuple):
     values: Mapping[str, Any]  # metadata: numbers, flags and texts; of an array the number of its elements
     tensors: Sequence[Tensor]
     files: Sequence[Path]  # of the model, in their order
+    tokens: str = ""  # a hash of the tokenizer's metadata: files with equal ones have one tokenizer
 
     @property
     def architecture(self) -> str:
@@ -185,6 +188,7 @@ def read_header(path: Path) -> Header:
     files = parts_of(path)
     values: dict[str, Any] = {}
     tensors: list[Tensor] = []
+    tokens = ""
     for part, file in enumerate(files):
         try:
             with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
@@ -197,8 +201,9 @@ def read_header(path: Path) -> Header:
             reason = error.args[0] if isinstance(error, _BadHeaderError) else "its header is damaged"
             raise ModelError(f"{file} cannot be read: {reason}.", "Download it again.") from error
         values = {**found, **values}
+        tokens = tokens or reader.tokens
         tensors += [each._replace(part=part) for each in infos]
-    return Header(values, tensors, files)
+    return Header(values, tensors, files, tokens)
 
 
 class _BadHeaderError(ValueError):
@@ -209,7 +214,7 @@ class _Reader:
     """Reads values one after the other."""
 
     def __init__(self, data: mmap.mmap) -> None:
-        self.data, self.place = data, 0
+        self.data, self.place, self.tokens = data, 0, ""
 
     def header(self) -> tuple[dict[str, Any], list[Tensor]]:
         """The metadata and the tensors."""
@@ -221,9 +226,14 @@ class _Reader:
             raise _BadHeaderError(f"its version of GGUF is {version}, and {VERSIONS[0]} and {VERSIONS[1]} are known")
         count, keys = self._number("Q"), self._number("Q")
         values: dict[str, Any] = {}
+        tokens = hashlib.sha256()
         for _ in range(keys):
+            begin = self.place
             key = self._text()
             values[key] = self._value(self._number("I"))
+            if key.startswith(TOKENIZER) and not key.startswith(TEMPLATE):
+                tokens.update(data[begin : self.place])
+                self.tokens = tokens.hexdigest()
         infos = [self._info() for _ in range(count)]
         alignment = int(values.get("general.alignment", ALIGNMENT))
         if alignment <= 0:

@@ -125,6 +125,12 @@ def load_pair(
     members = [PairMember(role, table, names) for (role, table), names in zip(tables, [[], *wanted], strict=True)]
     above = tuple(above or in_a_row(len(members) - 1))
 
+    members = with_gguf_models(members, profile.threads, settings)
+    if settings.engine == "llama":
+        for one in members:
+            if one.checkpoint is not None and one.network is None:
+                settings.notice(f'{one.table.model} runs as with engine = "auto": {NO_GGUF}')
+        settings = replace(settings, engine="auto")
     pair_of = partial(
         _pair,
         profile,
@@ -136,12 +142,6 @@ def load_pair(
         on_foreign_predictor=on_foreign_predictor,
         progress=progress,
     )
-    members = with_gguf_models(members, profile.threads, settings)
-    if settings.engine == "llama":
-        for one in members:
-            if one.checkpoint is not None and one.network is None:
-                settings.notice(f'{one.table.model} runs as with engine = "auto": {NO_GGUF}')
-        settings = replace(settings, engine="auto")
     if not models:
         members = with_stored_graphs(members, profile, settings)
     if all(one.network is not None or not one.table.has_files for one in members):

@@ -192,6 +192,7 @@ class GgufModel(FileModel):
     name: str  # the model's name in the profile
     model: "LlamaModel"  # the opened file
     rounding: "Rounding"  # how its passes round alike
+    tokens: str  # see `Header`
 
     @classmethod
     def find(
@@ -217,15 +218,15 @@ class GgufModel(FileModel):
         if checkpoint.weights is None or settings.engine not in ("auto", "llama") or package() is None:
             return None
         require_plain(checkpoint, table)
-        read_header(checkpoint.weights)  # says what is wrong with a file in fewer words than llama.cpp's log
+        header = read_header(checkpoint.weights)  # says what is wrong with a file in fewer words than llama.cpp's log
         from specctl.models.llama.model import LlamaModel
         from specctl.models.llama.rounding import Rounding
         from specctl.models.llama.width_trial import rounding_of
 
-        device = str(table.device)
-        rounding = rounding_of(checkpoint.weights, threads=threads, device=device) if exact else Rounding()
-        model = LlamaModel.open(checkpoint.weights, device=device, repack=rounding.repack)
-        return cls(table.model, model, rounding)
+        file, device = checkpoint.weights, str(table.device)
+        rounding = rounding_of(file, threads=threads, device=device) if exact else Rounding()
+        model = LlamaModel.open(file, device=device, repack=rounding.repack)
+        return cls(table.model, model, rounding, header.tokens)
 
     @property
     def vocabulary(self) -> int:
@@ -244,8 +245,8 @@ class GgufModel(FileModel):
         return self.model.bytes
 
     @property
-    def spelling(self) -> object:
-        return None
+    def spelling(self) -> str:
+        return self.tokens
 
     def tokenizer(self, whole: Callable[[], Tokenizer]) -> Tokenizer:  # noqa: ARG002
         from specctl.models.llama.vocabulary import LlamaTokenizer
@@ -280,12 +281,12 @@ def require_plain(checkpoint: Checkpoint, table: ModelTable) -> None:
         ("quantize", "its weights are rounded already"),
         ("shards", "llama.cpp runs it in one process"),
         ("max_memory", "llama.cpp places it itself"),
-        ("dtype", "llama.cpp computes with the blocks of the file"),
+        ("dtype", "llama.cpp computes with the file's own blocks, and in float32"),
         ("tokens", "llama.cpp computes all of its output layer"),
         ("head", "acceptance heads read states of a model that torch runs"),
     ):
         value = getattr(table, key, None)
-        if value is not None and value != "auto":
+        if value not in (None, "auto", "float32"):
             raise ModelError(f"{checkpoint} is a GGUF file: {why}.", f"Remove {key} from [{role}].")
     if not isinstance(table.device, str):
         raise ModelError(
