@@ -281,9 +281,23 @@ def _model_rows(facts: "ModelFacts", report: "Diagnosis") -> Facts:
         "licence": facts.licence or "not stated",
         "gated": facts.gated or "-",
         "dtype here": ", ".join(filter(None, (facts.quantize, facts.dtype))) or "-",
+        **(_gguf_rows(facts) if any(other.gguf for other in report.models) else {}),
         **({"graph": _graph_line(facts)} if any(other.graph for other in report.models) else {}),
         "goes to": ", ".join(facts.devices) or "-",
         **({"layers": layers or "-"} if any(other.layers for other in report.models) else {}),
+    }
+
+
+def _gguf_rows(facts: "ModelFacts") -> Facts:
+    from specctl.printable import gib
+
+    if (gguf := facts.gguf) is None:
+        return {"files": "-", "runs on": "-", "llama.cpp": "-", "a pass reads": "-"}
+    return {
+        "files": str(gguf.files),
+        "runs on": gguf.engine,
+        "llama.cpp": gguf.library or gguf.install or "-",
+        "a pass reads": gib(gguf.pass_bytes),
     }
 
 

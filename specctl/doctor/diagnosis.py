@@ -3,14 +3,27 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from specctl.doctor.gguf_facts import (
+    CACHE,
+    GgufFacts,
+    gguf_ends,
+    gguf_estimate,
+    gguf_facts,
+    gguf_placement,
+    runs_on_llama,
+)
 from specctl.errors import AbsentError, ModelError, ProfileError, SpecctlError
 from specctl.models.draft_heads.checkpoint import DraftHeadCheckpoint
 from specctl.models.files.checkpoint import ITEM_BYTES, Checkpoint, locate, terms_of
+from specctl.models.files.gguf_header import read_header
+from specctl.models.files.gguf_names import HubFiles, find, quantisation
 from specctl.models.files.skeleton import skeleton
 from specctl.models.files.token_counts import TokenCounts, shipped_texts
 from specctl.models.files.tokenizer import Tokenizer, known_ids, one_tokenizer
+from specctl.models.llama.library import require_llama
 from specctl.models.loading.assembly import large_draft
 from specctl.models.loading.file_models import rounded_graph
 from specctl.models.loading.model import load_tokenizer, loading_order
@@ -54,6 +67,8 @@ from specctl.versions import versions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from specctl.models.llama.model import LlamaModel
 
 NOT_FOUND = "not found"
 CACHE_TOKENS = 4096  # Tokens of the KV cache for which memory should suffice besides the weights
@@ -118,6 +133,7 @@ class ModelFacts:
     gated: str | None = None
     dtype: str | None = None
     quantize: str | None = None
+    gguf: GgufFacts | None = None  # only of a GGUF file
     graph: RoundedGraph | None = None  # only where onnxruntime rounds its weights
     devices: dict[str, int] = field(default_factory=dict)
     # the kind of a draft head; ``reads_layers`` are the layers of its verifier whose states it reads, and
@@ -211,6 +227,7 @@ class _Examination:
         self.facts = {
             role: ModelFacts(role, one.model, without_files=not one.has_files) for role, one in self.tables.items()
         }
+        self.opened: dict[str, LlamaModel] = {}  # the vocabularies of the models that llama.cpp runs, by role
         report.models += self.facts.values()
 
     def made(self, *, tries: bool) -> Diagnosis:
@@ -265,11 +282,12 @@ class _Examination:
         elif table.is_registered:
             facts.found = f"of {DRAFTERS.origin(table.model.removeprefix(DRAFTER).partition(':')[0])}"
         else:
+            self._require_here(role, table, facts)
             member = self.members[role].located(None if upper is None else self.members[upper])
             checkpoint = member.checkpoint
             assert checkpoint is not None, "it was located"
             self.members[role] = member
-            facts.found = {"embedded": "ships with specctl", "folder": "local folder"}.get(
+            facts.found = {"embedded": "ships with specctl", "folder": "local folder", "file": "local file"}.get(
                 checkpoint.source, "cached" if checkpoint.has_weights() else "on the hub"
             )
             facts.licence, facts.gated = terms_of(checkpoint)
@@ -277,8 +295,44 @@ class _Examination:
                 facts.draft_head = member.head.kind
                 assert upper is not None, "the target is not a draft head"
                 self._examine_head(member, member.head, upper, facts)
-            else:
+            elif checkpoint.weights is None:
                 self._examine_model(member, checkpoint, facts)
+            else:
+                self._examine_gguf(member, checkpoint, checkpoint.weights, facts)
+
+    def _require_here(self, role: str, table: ModelTable, facts: ModelFacts) -> None:
+        """Raise an AbsentError for a GGUF file that is on the hub alone: its facts are in the file itself."""
+        if isinstance(found := find(table.model, role, table.revision), HubFiles):
+            facts.found, size = "on the hub", sum(found.sizes.values())
+            facts.weights_by_dtype = {quantisation(next(iter(found.sizes))): size}
+            raise AbsentError(
+                f"The {role} model {table.model!r} is on the hub and not on this machine: {size_text(size)}.",
+                f"A run downloads it, and so does `{found.command}`; doctor reads its header then.",
+            )
+
+    def _examine_gguf(self, member: PairMember, checkpoint: Checkpoint, file: Path, facts: ModelFacts) -> None:
+        """Examine a GGUF file: its header, then on llama.cpp, else as other models are."""
+        header, engine, table = read_header(file), self.profile.engine, member.table
+        need, on_llama = gguf_estimate(header), runs_on_llama(checkpoint, engine)
+        facts.folder, facts.architecture = str(file), header.architecture
+        facts.parameters, facts.context, facts.weights_by_dtype = header.parameters, header.context, header.sizes
+        facts.vocabulary, facts.eos_ids = header.values.get("tokenizer.ggml.tokens"), gguf_ends(header)
+        facts.cache_per_1k_tokens = need.cache_bytes(CACHE, 1000)
+        facts.gguf = gguf_facts(header, on_llama=on_llama)
+        if on_llama:
+            require_llama()
+        else:
+            self._examine_model(member, checkpoint, facts)
+            facts.weights_by_dtype = header.sizes
+            return
+        from specctl.models.llama.model import LlamaModel
+
+        model = self.opened[member.role] = LlamaModel.open(file, vocab_only=True)
+        facts.vocabulary, facts.eos_ids = model.vocabulary, list(model.ends)
+        placement = gguf_placement(table, need, self.free, member.role)
+        facts.dtype, facts.devices = "as stored", placement.shares
+        self._advise_on_memory(checkpoint, need, placement)
+        self.free = after(self.free, placement)
 
     def _examine_model(self, member: PairMember, checkpoint: Checkpoint, facts: ModelFacts) -> None:
         table, report, engine = member.table, self.report, self.profile.engine
@@ -396,10 +450,15 @@ class _Examination:
         files = self._models()
         # A draft with a limited vocabulary counts tokens with the target's whole tokenizer.
         few = any(isinstance(table, DraftTable) and table.tokens is not None for table in self.tables.values())
-        one = None if few else one_tokenizer([*files.values()])
-        for role in files:
+        one = None if few or any(one.weights for one in files.values()) else one_tokenizer([*files.values()])
+        for role, checkpoint in files.items():
             try:
-                found[role] = load_tokenizer(self.tables[role], role=role) if one is None else one
+                if (model := self.opened.get(role)) is not None:
+                    from specctl.models.llama.vocabulary import LlamaTokenizer
+
+                    found[role] = LlamaTokenizer(model)
+                elif not runs_on_llama(checkpoint, self.profile.engine):
+                    found[role] = load_tokenizer(self.tables[role], role=role) if one is None else one
             except ModelError as error:
                 self.report.add(role, error)
         for role, tokenizer in found.items():
@@ -443,7 +502,8 @@ class _Examination:
         """
         target, *drafts = self.report.models
         lowest = self._models().get(self.report.models[-1].key)
-        masks = PARD_TOKENS - 1 if lowest is not None and "pard_token" in lowest.settings() else 0
+        parallel = lowest is not None and lowest.weights is None and "pard_token" in lowest.settings()
+        masks = PARD_TOKENS - 1 if parallel else 0
         reached = ENDLESS if target.context is None else target.context
         for draft in drafts:
             if draft.context is None or draft.overlap is not None:
@@ -520,7 +580,7 @@ class _Examination:
         checkpoint = target.checkpoint
         assert checkpoint is not None, "a target without problems has files"
         assert facts.dtype is not None, "a target without problems has a place"
-        if not checkpoint.has_weights():
+        if not checkpoint.has_weights() or runs_on_llama(checkpoint, self.profile.engine):
             facts.checked = False
             return
         kind = next(iter(facts.devices)).partition(":")[0]

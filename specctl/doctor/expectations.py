@@ -5,8 +5,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from specctl.doctor.diagnosis import Diagnosis, ModelFacts
+from specctl.doctor.gguf_facts import CACHE, gguf_estimate, runs_on_llama
 from specctl.models.draft_heads.checkpoint import DraftHeadCheckpoint
 from specctl.models.files.checkpoint import ITEM_BYTES, Checkpoint
+from specctl.models.files.gguf_header import read_header
 from specctl.models.files.skeleton import skeleton
 from specctl.models.loading.draft_heads import needed
 from specctl.models.loading.pair_members import PairMember
@@ -72,6 +74,8 @@ class WeightReads:
 
 
 PROMPT = 2048  # Tokens of a prompt, for the estimate of working memory
+PASS = 512  # The most tokens of a pass of llama.cpp
+SPARE = 1.5  # While llama.cpp's cache grows, the former one with half as many tokens is kept
 WIDEST = 41  # Tokens of the widest pass: 40 draft tokens and the newest one
 
 
@@ -118,13 +122,23 @@ def expectations(profile: Profile, report: Diagnosis) -> list[Expectation]:
             found.append(Expectation(role, None, {}, context, 0, 0, 1.0, 0, (), True, kind, "it has no model"))
             continue
         member = member.located(above)
-        if member.head is None:
+        if member.checkpoint is not None and runs_on_llama(member.checkpoint, profile.engine):
+            found.append(_of_gguf(member.checkpoint, known[role], context))
+        elif member.head is None:
             found.append(_of_model(member, known[role], context, profile, report.devices))
-        elif member.head.local:
-            assert above is not None, "the target is not a draft head"
+        elif (
+            member.head.local
+            and above is not None
+            and above.checkpoint is not None
+            and above.checkpoint.weights is None
+        ):
             found.append(_of_head(member.head, known[role], above, known[above.role], context, profile))
         above = member
     return found
+
+
+def _is_gguf(member: PairMember) -> bool:
+    return member.checkpoint is not None and member.checkpoint.weights is not None
 
 
 def weight_reads(checkpoint: Checkpoint) -> WeightReads:
@@ -155,6 +169,29 @@ def _of_model(
         context=min(context, facts.context or context),
         layers=reads.layers,
         reads=tuple(reads.bytes(need, _dtype(facts), width) for width in range(1, WIDEST + 1)),
+    )
+
+
+def _of_gguf(checkpoint: Checkpoint, facts: ModelFacts, context: int) -> Expectation:
+    """The expectation of a GGUF file on llama.cpp."""
+    assert checkpoint.weights is not None, "it is a GGUF file"
+    header = read_header(checkpoint.weights)
+    need, numbers = gguf_estimate(header), ITEM_BYTES["float32"]
+    hidden, inner = (header.count(f"{name}_length") for name in ("embedding", "feed_forward"))
+    states = min(PASS, facts.context or PASS) * (4 * hidden + 3 * inner) * numbers
+    return Expectation(
+        key=facts.key,
+        dtype=facts.dtype,
+        devices=facts.devices,
+        context=min(context, facts.context or context),
+        working=states + WIDEST * (facts.vocabulary or 0) * 4 * numbers,
+        cache=need.cache_bytes(CACHE, 1),
+        spare=SPARE,
+        layers=header.layers,
+        reads=tuple(header.read_bytes(width) for width in range(1, WIDEST + 1)),
+        blocks=False,
+        engine="llama.cpp",
+        why="it is a GGUF file",
     )
 
 

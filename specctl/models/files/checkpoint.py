@@ -549,6 +549,8 @@ def terms_of(checkpoint: Checkpoint) -> tuple[str | None, str | None]:
     """The licence in the model card, and for a hub model whether its files are gated."""
     if checkpoint.source == "embedded":
         return "apache-2.0", None  # as specctl's own; MODEL_CARD.md names the training data
+    if checkpoint.weights is not None:
+        return read_header(checkpoint.weights).values.get("general.license"), None
     import huggingface_hub
     from huggingface_hub import constants
 

@@ -119,12 +119,12 @@ class Header(NamedTuple):
     @property
     def layers(self) -> int:
         """The number of layers, without those that predict further tokens."""
-        return self._count("block_count") - self._count("nextn_predict_layers")
+        return self.count("block_count") - self.count("nextn_predict_layers")
 
     @property
     def context(self) -> int | None:
         """The length in tokens that the model was trained for; None if the file does not say."""
-        return self._count("context_length") or None
+        return self.count("context_length") or None
 
     @property
     def cached_values(self) -> int:
@@ -149,7 +149,7 @@ class Header(NamedTuple):
         assumed to choose experts at random, so wider passes read more of them.
         """
         tied = all(tensor.name != "output.weight" for tensor in self.tensors)
-        experts, chosen = self._count("expert_count"), self._count("expert_used_count")
+        experts, chosen = self.count("expert_count"), self.count("expert_used_count")
         share = 1 - (1 - chosen / experts) ** tokens if experts else 1.0
         found = 0.0
         for tensor in self.tensors:
@@ -161,7 +161,7 @@ class Header(NamedTuple):
                 found += tensor.size * (share if "_exps." in tensor.name else 1)
         return round(found)
 
-    def _count(self, key: str) -> int:
+    def count(self, key: str) -> int:
         """A number of the architecture's metadata; 0 without one."""
         found = self.values.get(f"{self.architecture}.{key}")
         return found if isinstance(found, int) else 0
