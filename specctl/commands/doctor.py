@@ -292,12 +292,13 @@ def _gguf_rows(facts: "ModelFacts") -> Facts:
     from specctl.printable import gib
 
     if (gguf := facts.gguf) is None:
-        return {"files": "-", "runs on": "-", "llama.cpp": "-", "a pass reads": "-"}
+        return {"files": "-", "runs on": "-", "llama.cpp": "-", "a pass reads": "-", "passes": "-"}
     return {
         "files": str(gguf.files),
         "runs on": gguf.engine,
         "llama.cpp": gguf.library or gguf.install or "-",
         "a pass reads": gib(gguf.pass_bytes),
+        "passes": gguf.passes or "-",
     }
 
 

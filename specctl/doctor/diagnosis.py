@@ -13,7 +13,7 @@ from specctl.doctor.gguf_facts import (
     gguf_estimate,
     gguf_facts,
     gguf_placement,
-    runs_on_llama,
+    passes_text,
 )
 from specctl.errors import AbsentError, ModelError, ProfileError, SpecctlError
 from specctl.models.draft_heads.checkpoint import DraftHeadCheckpoint
@@ -25,11 +25,11 @@ from specctl.models.files.token_counts import TokenCounts, shipped_texts
 from specctl.models.files.tokenizer import Tokenizer, known_ids, one_tokenizer
 from specctl.models.llama.library import require_llama
 from specctl.models.loading.assembly import large_draft
-from specctl.models.loading.file_models import rounded_graph
+from specctl.models.loading.file_models import require_plain, rounded_graph, runs_on_llama
 from specctl.models.loading.model import load_tokenizer, loading_order
 from specctl.models.loading.model_check import check_model, stored_check
 from specctl.models.loading.model_runners import model_runner
-from specctl.models.loading.pair_members import PairMember
+from specctl.models.loading.pair_members import PairMember, no_embeddings
 from specctl.models.loading.vocabularies import counts_for, draft_vocabulary, notice_of, token_map, trained_on_few
 from specctl.models.onnx.engine import rounded_bytes
 from specctl.models.onnx.store import PACKED, integer_products
@@ -313,7 +313,7 @@ class _Examination:
     def _examine_gguf(self, member: PairMember, checkpoint: Checkpoint, file: Path, facts: ModelFacts) -> None:
         """Examine a GGUF file: its header, then on llama.cpp, else as other models are."""
         header, engine, table = read_header(file), self.profile.engine, member.table
-        need, on_llama = gguf_estimate(header), runs_on_llama(checkpoint, engine)
+        need, on_llama = gguf_estimate(header), runs_on_llama(checkpoint, table, engine)
         facts.folder, facts.architecture = str(file), header.architecture
         facts.parameters, facts.context, facts.weights_by_dtype = header.parameters, header.context, header.sizes
         facts.vocabulary, facts.eos_ids = header.values.get("tokenizer.ggml.tokens"), gguf_ends(header)
@@ -321,15 +321,22 @@ class _Examination:
         facts.gguf = gguf_facts(header, on_llama=on_llama)
         if on_llama:
             require_llama()
+            require_plain(checkpoint, table)
         else:
             self._examine_model(member, checkpoint, facts)
             facts.weights_by_dtype = header.sizes
             return
         from specctl.models.llama.model import LlamaModel
+        from specctl.models.llama.width_trial import exact, kept_rounding
 
         model = self.opened[member.role] = LlamaModel.open(file, vocab_only=True)
         facts.vocabulary, facts.eos_ids = model.vocabulary, list(model.ends)
-        placement = gguf_placement(table, need, self.free, member.role)
+        if member.role == "target":
+            known, rounding = kept_rounding(file, threads=self.profile.threads, device=str(table.device))
+            facts.gguf, facts.checked = replace(facts.gguf, passes=passes_text(known, rounding)), known
+            if known:
+                exact(file, rounding)
+        placement = gguf_placement(table, need, self.free, member.role, here=self.report.here)
         facts.dtype, facts.devices = "as stored", placement.shares
         self._advise_on_memory(checkpoint, need, placement)
         self.free = after(self.free, placement)
@@ -421,6 +428,8 @@ class _Examination:
                 "the target's, but less of a draft may be accepted."
             )
         above = locate(verifier, upper)
+        if above.weights is not None:
+            raise no_embeddings(head)
         model = skeleton(above, verifier.trust_remote_code)
         if not head.local:
             self.report.advice.append(f"{head} will be downloaded at first use.")
@@ -457,7 +466,7 @@ class _Examination:
                     from specctl.models.llama.vocabulary import LlamaTokenizer
 
                     found[role] = LlamaTokenizer(model)
-                elif not runs_on_llama(checkpoint, self.profile.engine):
+                elif not runs_on_llama(checkpoint, self.tables[role], self.profile.engine):
                     found[role] = load_tokenizer(self.tables[role], role=role) if one is None else one
             except ModelError as error:
                 self.report.add(role, error)
@@ -580,7 +589,9 @@ class _Examination:
         checkpoint = target.checkpoint
         assert checkpoint is not None, "a target without problems has files"
         assert facts.dtype is not None, "a target without problems has a place"
-        if not checkpoint.has_weights() or runs_on_llama(checkpoint, self.profile.engine):
+        if "target" in self.opened:
+            return
+        if not checkpoint.has_weights():
             facts.checked = False
             return
         kind = next(iter(facts.devices)).partition(":")[0]

@@ -5,12 +5,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from specctl.doctor.diagnosis import Diagnosis, ModelFacts
-from specctl.doctor.gguf_facts import CACHE, gguf_estimate, runs_on_llama
+from specctl.doctor.gguf_facts import CACHE, gguf_estimate
 from specctl.models.draft_heads.checkpoint import DraftHeadCheckpoint
 from specctl.models.files.checkpoint import ITEM_BYTES, Checkpoint
 from specctl.models.files.gguf_header import read_header
 from specctl.models.files.skeleton import skeleton
 from specctl.models.loading.draft_heads import needed
+from specctl.models.loading.file_models import runs_on_llama
 from specctl.models.loading.pair_members import PairMember
 from specctl.models.onnx.store import PACKED
 from specctl.models.passes.layer_sizes import largest
@@ -122,7 +123,7 @@ def expectations(profile: Profile, report: Diagnosis) -> list[Expectation]:
             found.append(Expectation(role, None, {}, context, 0, 0, 1.0, 0, (), True, kind, "it has no model"))
             continue
         member = member.located(above)
-        if member.checkpoint is not None and runs_on_llama(member.checkpoint, profile.engine):
+        if member.checkpoint is not None and runs_on_llama(member.checkpoint, table, profile.engine):
             found.append(_of_gguf(member.checkpoint, known[role], context))
         elif member.head is None:
             found.append(_of_model(member, known[role], context, profile, report.devices))

@@ -2,14 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from specctl.errors import ModelError
-from specctl.models.files.checkpoint import Checkpoint
 from specctl.models.files.gguf_header import Header
-from specctl.models.llama.library import package, require_llama
+from specctl.models.llama.library import require_llama
 from specctl.models.placing.memory import DeviceMemory, Estimate
 from specctl.models.placing.placement import Placement, place
-from specctl.profile.schema import Engine, ModelTable
+from specctl.profile.schema import ModelTable
+
+if TYPE_CHECKING:
+    from specctl.models.llama.rounding import Rounding
 
 CACHE = "float16"  # A dtype as wide as the cached numbers of llama.cpp here
 ENDS = ("eos", "eot", "eom")
@@ -23,14 +26,8 @@ class GgufFacts:
     pass_bytes: int  # bytes of weights that a pass over one token reads
     engine: str  # ``llama.cpp``, or what runs it without that
     library: str | None  # the distribution with llama.cpp, and its version; None without one
+    passes: str | None  # how the passes of a target on llama.cpp round, in words
     install: str | None  # why there is none, and what to run; None where there is one
-
-
-def runs_on_llama(checkpoint: Checkpoint, engine: Engine) -> bool:
-    """Whether llama.cpp is to run a model. It need not be installed if the profile names it."""
-    if checkpoint.weights is None or engine in ("eager", "static", "graph", "onnx"):
-        return False
-    return engine != "auto" or package() is not None
 
 
 def gguf_facts(header: Header, *, on_llama: bool) -> GgufFacts:
@@ -41,7 +38,22 @@ def gguf_facts(header: Header, *, on_llama: bool) -> GgufFacts:
         library = f"{found.name} {found.version}"
     except ModelError as error:
         install = f"{error.message} {error.hint}"
-    return GgufFacts(len(header.files), header.read_bytes(1), engine, library, install)
+    return GgufFacts(len(header.files), header.read_bytes(1), engine, library, None, install)
+
+
+def passes_text(known: bool, rounding: "Rounding | None") -> str:
+    """How the passes of a target round, in words; for the arguments see `kept_rounding`."""
+    from specctl.models.llama.library import F16
+
+    if not known:
+        return "compared when it is first loaded"
+    if rounding is None:
+        return "differ in the last bits by their width"
+    parts = ["equal at all widths, bit for bit", f"cache in {'float16' if rounding.cache == F16 else 'bfloat16'}"]
+    parts += [f"up to {rounding.most} tokens each"]
+    parts += [f"at least {rounding.least} tokens each"] if rounding.least > 1 else []
+    parts += [] if rounding.repack else ["weights in the file's order"]
+    return "; ".join(parts)
 
 
 def gguf_ends(header: Header) -> list[int]:
@@ -56,8 +68,16 @@ def gguf_estimate(header: Header) -> Estimate:
     return Estimate(header.parameters, size, CACHE, quantised=True, cached_values=header.cached_values)
 
 
-def gguf_placement(table: ModelTable, need: Estimate, devices: Sequence[DeviceMemory], role: str) -> Placement:
+def gguf_placement(
+    table: ModelTable, need: Estimate, devices: Sequence[DeviceMemory], role: str, *, here: bool
+) -> Placement:
     """Where llama.cpp puts a file's weights: on accelerators of its own build, else on the CPU.
+
+    Args:
+        table, need: of the model.
+        devices: of the machine.
+        role: of the model.
+        here: whether it is this machine; another one is taken to have a build for its devices.
 
     Raises:
         ModelError: it does not fit, or llama.cpp's build has no such device.
@@ -65,6 +85,8 @@ def gguf_placement(table: ModelTable, need: Estimate, devices: Sequence[DeviceMe
     from specctl.models.llama.library import library
     from specctl.models.llama.model import cards_for
 
+    if not here:
+        return place(table, need, devices, role)
     cards = cards_for(library(), table.device, need.stored_bytes) if isinstance(table.device, str) else []
     if not cards:
         return place(table.model_copy(update={"device": "cpu"}), need, devices, role)

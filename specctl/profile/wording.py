@@ -9,7 +9,7 @@ from typing import Any
 Key = tuple[str, ...]  # A key path from the root of a profile
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
-_KIND = re.compile(r"^(?:embedded|prompt|target|drafter):")  # Before names of models that are no files of a user
+KIND = re.compile(r"^(?:embedded|prompt|target|drafter):")  # Before names of models that are no files of a user
 
 
 def dotted(key: Key) -> str:
@@ -41,7 +41,7 @@ def brief(text: str, most: int = 200) -> str:
 
 def short_name(model: str) -> str:
     """A model's name without its owner, folder or kind; a tag stays, as in ``Qwen3-8B-GGUF:Q4_K_M``."""
-    return _KIND.sub("", model).rpartition("/")[2]
+    return KIND.sub("", model).rpartition("/")[2]
 
 
 def distinct_name(path: str, others: Sequence[str]) -> str:

@@ -137,7 +137,8 @@ def test_plain_hub_ids_are_no_gguf_names(home: Path) -> None:
     made(home / ".lmstudio" / "models" / "maker" / "model-GGUF" / "m-Q4_K_M.gguf")
     assert find("maker/model", "target") is None
     assert find("model", "target") is not None
-    assert find("gpt2", "target") is None
+    for name in ("gpt2", "embedded:target", "prompt:lookup", "target:mtp", "drafter:mine"):
+        assert find(name, "target") is None
     found = find("maker/model", "target", certain=True)
     assert isinstance(found, Path)
     assert found.name == "m-Q4_K_M.gguf"

@@ -10,6 +10,8 @@ from transformers.integrations.gguf import kernels
 
 from specctl.errors import ModelError
 from specctl.models.files.checkpoint import Checkpoint, locate
+from specctl.models.loading import file_models
+from specctl.models.loading.file_models import runs_on_llama
 from specctl.models.loading.model import load_inspected
 from specctl.models.onnx.store import PACKED
 from specctl.models.placing import torch_gguf
@@ -18,6 +20,7 @@ from specctl.models.placing.placement import inspected
 from specctl.models.placing.quantization import form_of
 from specctl.models.placing.torch_gguf import kernels_wanted, stays_packed
 from specctl.profile.schema import ModelTable
+from tests.support.pretended_llama import PretendedLlama
 from tests.support.tiny_gguf import write
 
 CARD = [DeviceMemory("cuda:0", "a card", 1 << 34, 1 << 34), DeviceMemory("cpu", "a CPU", 1 << 34, 1 << 34)]
@@ -91,3 +94,26 @@ def test_a_model_keeps_its_blocks(architecture: str, tmp_path: Path) -> None:
     ids = torch.arange(4, 16)[None]
     for width in (1, 8, 12):
         torch.testing.assert_close(made.model(ids[:, :width]).logits, plain(ids[:, :width]).logits)
+
+
+def test_when_torch_runs_a_file_instead_of_llama_cpp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    card = torch.device("cuda", 0)
+    packs, plain = (write(tmp_path / f"{kind}.gguf", kind, "Q8_0") for kind in ("lfm2", "llama"))
+
+    def torchs(file: Path, device: str = "auto", engine: Any = "auto", *, cards: tuple[str, ...] = ()) -> bool:
+        with monkeypatch.context() as patch:
+            PretendedLlama(cards=cards).install(patch)
+            return not runs_on_llama(*found(file, device), engine)
+
+    assert not torchs(packs)  # without a card
+    assert torchs(packs, "cuda:0")
+    assert not torchs(packs, "cpu")
+    assert not torchs(packs, "cuda:0", "llama")
+    assert not torchs(packs, "cuda:0", cards=("CUDA0",))
+    assert not torchs(plain, "cuda:0")  # llama.cpp says that it has no such device
+    monkeypatch.setattr(file_models, "accelerator", lambda: card)
+    assert not torchs(packs)  # the package kernels is missing
+    monkeypatch.setattr(file_models, "kernels_fit", lambda: True)
+    assert torchs(packs)
+    assert not torchs(plain)
+    assert torchs(packs, engine="eager")

@@ -19,6 +19,7 @@ from specctl.errors import AbsentError, ModelError
 from specctl.models.files.gguf import is_gguf
 from specctl.models.files.gguf_header import PART, parts_of
 from specctl.models.files.library_calls import explained, hushed_hub
+from specctl.profile.wording import KIND
 
 DEFAULT_TAGS = ("Q4_K_M", "Q8_0")
 """What is taken of a repository without a tag, before its first file; as llama.cpp does (common/download.cpp)."""
@@ -117,6 +118,8 @@ def find(name: str, role: str, revision: str | None = None, *, certain: bool = F
     Raises:
         ModelError: there is no such file, tag or model; a part of a split model is missing; or the hub does not answer.
     """
+    if KIND.match(name):
+        return None
     path, subject = Path(name).expanduser(), f"The {role} model {name!r}"
     if path.is_file():
         return _first_part(path, subject) if is_gguf(path) else None

@@ -43,16 +43,27 @@ def rounding_of(path: Path, *, threads: int | Literal["auto"] = "auto", device: 
     Raises:
         ModelError: the file cannot be read; or no way of reading it computes all tokens alike.
     """
-    files = [(os.path.realpath(part), (state := part.stat()).st_size, state.st_mtime_ns) for part in parts_of(path)]
-    cards = [card.name for card in cards_for(library(), device, sum(size for _, size, _ in files))]
-    made_for = [files, *library().package[:2], processor(), cards, threads == 1, os.environ.get(TILED)]
-    name = hashlib.sha256(json.dumps(made_for).encode()).hexdigest()[:32]
-    place = cache_home() / "widths" / f"{name}.json"
+    place, cards = _place(path, threads, device)
     known, found = _read(place)
     if not known:
         ways = roundings(read_header(path), one_thread=threads == 1, accelerated=bool(cards))
         found = next((way for way in ways if _holds(path, device, way, threads)), None)
         write_small(place, json.dumps({"schema_version": SCHEMA_VERSION, "rounding": found}))
+    return exact(path, found)
+
+
+def kept_rounding(
+    path: Path, *, threads: int | Literal["auto"] = "auto", device: str = "auto"
+) -> tuple[bool, Rounding | None]:
+    """Whether a trial was made, and the result: None if no way of reading the file computes all tokens alike.
+
+    For the arguments see `rounding_of`.
+    """
+    return _read(_place(path, threads, device)[0])
+
+
+def exact(path: Path, found: Rounding | None) -> Rounding:
+    """The result of a trial; raises ModelError where there is no exact way of reading a file."""
     if found is None:
         raise ModelError(
             f"{path} cannot be a target: what llama.cpp computes for a token depends on how many are read with it, so "
@@ -160,6 +171,15 @@ class _Trial:
                 else:
                     same &= np.array_equal(row, known)
         return same
+
+
+def _place(path: Path, threads: int | Literal["auto"], device: str) -> tuple[Path, list[str]]:
+    """The file of a trial's result, and the accelerators that hold the model."""
+    files = [(os.path.realpath(part), (state := part.stat()).st_size, state.st_mtime_ns) for part in parts_of(path)]
+    cards = [card.name for card in cards_for(library(), device, sum(size for _, size, _ in files))]
+    made_for = [files, *library().package[:2], processor(), cards, threads == 1, os.environ.get(TILED)]
+    name = hashlib.sha256(json.dumps(made_for).encode()).hexdigest()[:32]
+    return cache_home() / "widths" / f"{name}.json", cards
 
 
 def _read(place: Path) -> tuple[bool, Rounding | None]:

@@ -26,6 +26,7 @@ from specctl.models.passes.inference import HOST
 from specctl.models.placing.memory import accelerator
 from specctl.models.placing.model_config import DTYPES
 from specctl.models.placing.quantization import form_of, rounding
+from specctl.models.placing.torch_gguf import kernels_fit, stays_packed
 from specctl.models.running.engines import EngineSettings
 from specctl.models.running.ruled import TokenRule
 from specctl.models.running.slot import Slot
@@ -215,7 +216,7 @@ class GgufModel(FileModel):
         Raises:
             ModelError: the file cannot be read or run, or the table asks for what llama.cpp does not do.
         """
-        if checkpoint.weights is None or settings.engine not in ("auto", "llama") or package() is None:
+        if checkpoint.weights is None or package() is None or not runs_on_llama(checkpoint, table, settings.engine):
             return None
         require_plain(checkpoint, table)
         header = read_header(checkpoint.weights)  # says what is wrong with a file in fewer words than llama.cpp's log
@@ -271,6 +272,26 @@ class GgufModel(FileModel):
     def deterministic(self, runner: Slot) -> Slot:
         """See `FileModel`; its rows are equal at every width."""
         return runner
+
+
+def runs_on_llama(checkpoint: Checkpoint, table: ModelTable, engine: Engine) -> bool:
+    """Whether llama.cpp is to run a model. It need not be installed where the profile names it.
+
+    ``auto`` takes torch for a file that it runs on a CUDA device as it is, where llama.cpp has no accelerator.
+    """
+    if checkpoint.weights is None or engine not in ("auto", "llama"):
+        return False
+    if engine == "llama" or package() is None:
+        return engine == "llama"
+    from specctl.models.llama.library import library
+    from specctl.models.llama.model import cards_of
+
+    named = isinstance(table.device, str) and table.device.startswith("cuda")
+    first = accelerator() if table.device == "auto" else None
+    on_cuda = named or (first is not None and first.type == "cuda")
+    if not on_cuda or cards_of(library()) or not stays_packed(checkpoint, engine, "cuda"):
+        return True
+    return not named and not kernels_fit()
 
 
 def require_plain(checkpoint: Checkpoint, table: ModelTable) -> None:

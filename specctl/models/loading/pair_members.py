@@ -214,15 +214,21 @@ class PairMember:
                 f"{self.head} cannot read a model that is in shards: it shares its embeddings.",
                 'Set placement = "spread" for that model, or draft with a model.',
             )
-        if model is None or model.weights is not None:
-            raise ModelError(
-                f"{self.head} cannot read a model whose weights stay in its file: it shares its embeddings.",
-                "Draft with a model or with prompt:lookup, or unpack the file.",
-            )
+        packed = verifier.checkpoint is not None and verifier.checkpoint.weights is not None
+        if model is None or model.weights is not None or packed:
+            raise no_embeddings(self.head)
         # Imported here because most pairs have no draft head, and need none of the networks.
         from specctl.models.loading.draft_heads import load_draft_head
 
         return replace(self, network=load_draft_head(self.head, self.table, model))
+
+
+def no_embeddings(head: DraftHeadCheckpoint) -> ModelError:
+    """The error for a draft head whose verifier is a file of blocks."""
+    return ModelError(
+        f"{head} cannot read a model whose weights stay in its file: it shares its embeddings.",
+        "Draft with a model or with prompt:lookup, or unpack the file.",
+    )
 
 
 def require_head_settings(found: DraftHeadCheckpoint, table: ModelTable) -> None:

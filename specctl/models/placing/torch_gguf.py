@@ -59,14 +59,19 @@ def kernels_there() -> str | None:
         return None
 
 
+def kernels_fit() -> bool:
+    """Whether the package kernels is installed in a version that transformers takes."""
+    from transformers.utils.import_utils import is_kernels_available
+
+    return bool(is_kernels_available())
+
+
 def require_kernels(checkpoint: Checkpoint) -> None:
     """Raise a ModelError if the package kernels is missing in the version that transformers takes.
 
     transformers would unpack the whole model instead.
     """
-    from transformers.utils.import_utils import is_kernels_available
-
-    if not is_kernels_available():
+    if not kernels_fit():
         wanted, found = kernels_wanted(), kernels_there()
         there = "it is not installed" if found is None else f"{found} is installed"
         raise ModelError(
