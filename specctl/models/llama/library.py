@@ -6,7 +6,6 @@ xllamacpp, a wheel for any machine. Neither package's Python code is imported.
 
 import ctypes
 import os
-import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -313,9 +312,14 @@ class Library:
 
 
 def _aborted(message: bytes) -> None:
-    """End the process with a message where llama.cpp would abort, which no process survives."""
-    print(f"error: llama.cpp failed: {message.decode('utf-8', 'replace').strip()}", file=sys.stderr, flush=True)
-    os._exit(3)
+    """End the process with a message where llama.cpp would abort, which no process survives.
+
+    A worker process is then lost like any other that ends, and its message is passed on.
+    """
+    try:
+        os.write(2, b"error: llama.cpp failed: " + b" ".join(message.split()) + b"\n")
+    finally:
+        os._exit(ModelError.exit_code)
 
 
 @cache

@@ -18,6 +18,7 @@ from specctl.models.passes.forward import Forward, joined
 from specctl.models.passes.inference import HOST
 from specctl.models.running.passes import Passes, Request
 from specctl.models.running.slot import Slot
+from specctl.models.running.threads import LARGE as LARGE_MODEL
 from specctl.models.running.threads import fastest, small_round, timed
 from specctl.printable import gib
 
@@ -73,7 +74,7 @@ class _Floats:
 
     def __init__(self, context: _Context, address: int, shape: tuple[int, int]):
         self._context = context
-        self.__array_interface__ = {"version": 3, "typestr": "<f4", "shape": shape, "data": (address, True)}
+        self.__array_interface__ = {"version": 3, "typestr": "<f4", "shape": shape, "data": (address, False)}
 
 
 def _free(free: Any, handle: int, model: LlamaModel) -> None:  # noqa: ARG001 - the model lives as long
@@ -164,12 +165,18 @@ class LlamaPasses(Passes):
         self.model.library.llama_set_n_threads(self._context.handle, threads, threads)
 
     def try_threads(self, numbers: Collection[int]) -> None:
-        """Use the fastest of some numbers of threads; a small model gets one. The cache is emptied.
+        """Use the fastest of some numbers of threads; a small model gets one, and so does one on accelerators.
+
+        The cache is emptied.
 
         Args:
             numbers: the numbers to choose from, at least one.
         """
-        choices = [1] if self.model.bytes <= ONE_THREAD else sorted(numbers)
+        choices = sorted(numbers)
+        if self.model.bytes <= ONE_THREAD or self.model.cards:
+            choices = [1]
+        elif self.model.bytes > LARGE_MODEL:  # see there
+            choices = choices[-1:]
         if len(choices) > 1:
             play = small_round([Slot(self)], self._vocabulary)
 

@@ -1,5 +1,7 @@
 """Passes on llama.cpp: every token's logits are those of the text read token by token, whatever is read with it."""
 
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -186,6 +188,10 @@ def test_the_fastest_number_of_threads(opener: Opener, monkeypatch: pytest.Monke
     monkeypatch.setattr("specctl.models.llama.passes.ONE_THREAD", 0)
     passes.try_threads([2])
     assert passes.threads == 2
+    monkeypatch.setattr("specctl.models.llama.passes.LARGE_MODEL", 0)
+    passes.try_threads([1, 3])
+    assert (passes.threads, passes.tried) == (3, {})
+    monkeypatch.setattr("specctl.models.llama.passes.LARGE_MODEL", 1 << 30)
     passes.try_threads([1, 2])
     assert passes.tried.keys() == {1, 2}
     assert passes.threads in (1, 2)
@@ -295,6 +301,28 @@ def test_files_that_cannot_be_loaded(opener: Opener, tmp_path: Path, how: str) -
     assert ("unknown model architecture: 'strange'" in str(raised.value)) == (how == "strange")
     with pytest.raises(ModelError, match=r"nothing\.gguf cannot be read: No such file"):
         LlamaModel.open(tmp_path / "nothing.gguf")
+
+
+@pytest.mark.slow
+def test_an_abort_ends_the_process_with_a_message() -> None:
+    try:
+        found = require_llama()
+    except ModelError as error:
+        pytest.skip(str(error))
+    names = [found.library, *sorted(found.library.parent.glob(f"libggml-base{found.library.suffix}"))]
+    code = f"""
+import ctypes
+from specctl.models.llama.library import library
+library()
+for name in {[str(name) for name in names]}:
+    abort = getattr(ctypes.CDLL(name), "ggml_abort", None)
+    if abort is not None:
+        abort(b"a.c", 7, b"there is no cell")
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+    assert (ended.returncode, ended.stdout) == (3, "")
+    assert ended.stderr == "error: llama.cpp failed: a.c:7: there is no cell\n"
 
 
 def test_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
