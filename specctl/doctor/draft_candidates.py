@@ -10,19 +10,23 @@ from threading import Thread
 
 from specctl.doctor.diagnosis import Diagnosis, Overlap
 from specctl.doctor.expectations import Expectation, expectations, weight_reads
+from specctl.doctor.gguf_facts import CACHE, gguf_estimate
 from specctl.doctor.outlook import CACHED, LONGEST, pays_from, priced
 from specctl.errors import ModelError, SpecctlError
 from specctl.models.draft_heads.checkpoint import DraftHeadCheckpoint, draft_head, head_in_target, tensor_names
 from specctl.models.files.checkpoint import ITEM_BYTES, Checkpoint, locate
+from specctl.models.files.gguf_header import read_header
+from specctl.models.files.gguf_names import files_in, names_here
 from specctl.models.files.library_calls import hushed_hub
 from specctl.models.files.skeleton import load_config
 from specctl.models.files.tokenizer import Tokenizer, known_ids
 from specctl.models.loading.assembly import LARGE_DRAFT
+from specctl.models.loading.file_models import runs_on_llama
 from specctl.models.loading.model import load_tokenizer
 from specctl.models.loading.vocabularies import token_map
 from specctl.models.placing.placement import weighed
 from specctl.models.running.context import context_length
-from specctl.profile.schema import IN_TARGET, LOOKUP, DraftTable, Profile
+from specctl.profile.schema import IN_TARGET, LOOKUP, DraftTable, ModelTable, Profile
 from specctl.profile.wording import short_name
 
 DEEPEST = 2  # Levels of folders below a folder that are searched
@@ -35,11 +39,15 @@ def models_here(target: Checkpoint, folders: Sequence[Path]) -> Iterator[str]:
     """Names of the models and draft heads on this machine, as commands accept them.
 
     ``target`` is left out; for one that ships with the package, the others that ship are named. ``folders`` are
-    searched before the hub's cache.
+    searched before the hub's cache. For a GGUF file also those near it and in the stores of other programs are named.
     """
     if target.source == "embedded":
         yield from (name for name in EMBEDDED if name != target.name)
-    own = target.folder.resolve()
+    own = target.path.resolve()
+    if target.weights is not None:
+        near = dict.fromkeys(file for folder in (own.parent, *folders) for file in files_in(folder))
+        yield from (str(file) for file in near if file.resolve() != own)
+        yield from (name for name in names_here() if name != target.name)
     for folder in folders:
         yield from (str(found) for found in _models_in(folder, DEEPEST) if found.resolve() != own)
     from huggingface_hub.constants import HF_HUB_CACHE
@@ -184,6 +192,48 @@ def _compared(target: "_Target", found: Sequence[DraftCandidate]) -> Iterator[st
     yield f"specctl calibrate {target.given} --draft {first} --against second.toml -o fastest.toml"
 
 
+def _parameters(files: Checkpoint, table: ModelTable, profile: Profile, report: Diagnosis) -> int:
+    """The number of a model's weights."""
+    if files.weights is not None:
+        return read_header(files.weights).parameters
+    return weighed(files, table, report.devices, profile.engine).parameters
+
+
+@dataclass(frozen=True, slots=True)
+class _ModelFiles:
+    """What a model's files say, without its weights."""
+
+    tokenizer: Tokenizer
+    rows: int  # of its output layer
+    hidden: int  # width of its states
+    context: int | None  # in tokens
+    pass_bytes: int  # bytes of weights that a pass over one token reads
+    cache: int  # bytes of its cache for one token
+
+    @classmethod
+    def read(cls, files: Checkpoint, table: ModelTable, profile: Profile, report: Diagnosis) -> "_ModelFiles":
+        """Raises ModelError if the files cannot be read."""
+        if files.weights is not None and runs_on_llama(files, table, profile.engine):
+            from specctl.models.llama.vocabulary import LlamaTokenizer
+
+            header, tokenizer = read_header(files.weights), LlamaTokenizer.open(files.weights)
+            cache = gguf_estimate(header).cache_bytes(CACHE, 1)
+            rows, hidden = header.values["tokenizer.ggml.tokens"], header.count("embedding_length")
+            return cls(tokenizer, rows, hidden, header.context, header.read_bytes(1), cache)
+        need = weighed(files, table, report.devices, profile.engine)
+        config = load_config(files, table.trust_remote_code).get_text_config(decoder=True)
+        dtypes = (need.stored_dtype, report.models[0].dtype, "float32")
+        dtype = next(name for name in dtypes if name in ITEM_BYTES)
+        return cls(
+            tokenizer=load_tokenizer(table, role=files.role),
+            rows=config.vocab_size,
+            hidden=config.hidden_size,
+            context=context_length(config),
+            pass_bytes=weight_reads(files).bytes(need, dtype),
+            cache=need.cache_bytes(dtype, 1),
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class _Target:
     name: str
@@ -199,11 +249,10 @@ class _Target:
     @classmethod
     def of(cls, profile: Profile, report: Diagnosis, given: Sequence[str]) -> "_Target":
         files, (expected, *_) = locate(profile.target, "target"), expectations(profile, report)
-        tokenizer = load_tokenizer(profile.target)
-        text = load_config(files, profile.target.trust_remote_code).get_text_config(decoder=True)
-        vocabulary = known_ids(tokenizer, text.vocab_size)
+        read = _ModelFiles.read(files, profile.target, profile, report)
         name, flags = profile.target.model, shlex.join(given)
-        return cls(name, flags, files, expected, profile, report, tokenizer, vocabulary, text.hidden_size)
+        vocabulary = known_ids(read.tokenizer, read.rows)
+        return cls(name, flags, files, expected, profile, report, read.tokenizer, vocabulary, read.hidden)
 
     @property
     def output_bytes(self) -> int:
@@ -257,19 +306,16 @@ class _Target:
         files = locate(table, "draft")
         if (head := draft_head(files)) is not None:
             return self._head(head)
-        need = weighed(files, table, self.report.devices, self.profile.engine)
+        parameters = _parameters(files, table, self.profile, self.report)
         larger = next((one.parameters for one in self.report.models if one.parameters), None)
-        if larger and need.parameters > LARGE_DRAFT * larger:
-            return f"it has {need.parameters / larger:.0%} of the target's parameters"
-        config = load_config(files).get_text_config(decoder=True)
-        own = load_tokenizer(table, role="draft")
-        shared = token_map(table, self.tokenizer, own, self.vocabulary, config.vocab_size)
+        if larger and parameters > LARGE_DRAFT * larger:
+            return f"it has {parameters / larger:.0%} of the target's parameters"
+        read = _ModelFiles.read(files, table, self.profile, self.report)
+        shared = token_map(table, self.tokenizer, read.tokenizer, self.vocabulary, read.rows)
         tokens = ITS if shared is None else f"another than the target's: it {shared.summary}; "
         if shared is not None:
             tokens += str(Overlap.of(shared, self.tokenizer))
-        dtype = need.stored_dtype if need.stored_dtype in ITEM_BYTES else self.expected.dtype or "float32"
-        reads, context = weight_reads(files).bytes(need, dtype), context_length(config)
-        return self.candidate(name, "model", need.parameters, tokens, reads, need.cache_bytes(dtype, 1), context)
+        return self.candidate(name, "model", parameters, tokens, read.pass_bytes, read.cache, read.context)
 
     def _head(self, head: DraftHeadCheckpoint) -> DraftCandidate | str:
         verifier, hidden = head.verifier, head.config.get("hidden_size")

@@ -116,3 +116,32 @@ def test_a_file_of_the_hub_is_not_downloaded(monkeypatch: pytest.MonkeyPatch) ->
     assert (facts["found"], facts["weights_by_dtype"]) == ("on the hub", {"Q4_K_M": 4_700_000_000})
     assert "not on this machine: 4.7 GB" in problem["message"]
     assert "`hf download maker/Model-GGUF m-Q4_K_M.gguf`" in problem["hint"]
+
+
+@pytest.mark.usefixtures("llama")
+def test_drafts_for_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    target = write(tmp_path / "big" / "t-Q8_0.gguf", "llama", "Q8_0", layers=6)
+    near = write(tmp_path / "big" / "d-Q8_0.gguf", "llama", "Q8_0", layers=1)
+    store = tmp_path / ".lmstudio" / "models" / "maker"
+    write(store / "Small-GGUF" / "s-Q8_0.gguf", "llama", "Q8_0", layers=1, sentencepiece=True)
+    same = write(store / "Same-GGUF" / "s-Q8_0.gguf", "llama", "Q8_0", layers=6)
+    (tmp_path / "big" / "mmproj-x.gguf").write_bytes(b"GGUF")
+    damaged(near, "short")
+    code, found = document("--target", str(target), "--find-draft")
+    assert code == 0, found["problems"]
+    candidates = {one["model"]: one for one in found["drafts"]["candidates"]}
+    assert set(candidates) == {str(near), "small@q8_0", "prompt:lookup"}
+    header = read_header(near)
+    cache = 1000 * 2  # bytes of a cached number of 1,000 tokens
+    reads = header.read_bytes(1) + cache * header.cached_values
+    whole = read_header(target).read_bytes(1) + cache * read_header(target).cached_values
+    assert candidates[str(near)]["cost"] == pytest.approx(reads / whole)
+    assert candidates[str(near)]["tokens"] == "the target's"
+    assert candidates["small@q8_0"]["tokens"].startswith("another than the target's")
+    left_out = found["drafts"]["left_out"]
+    assert left_out.pop("same@q8_0") == "it has 100% of the target's parameters"
+    assert "it is cut off" in left_out.pop(str(near.with_name("d-Q8_0-short.gguf")))
+    assert not left_out
+    assert same.exists()

@@ -137,6 +137,22 @@ def find(name: str, role: str, revision: str | None = None, *, certain: bool = F
     return _by_name(parsed, role, revision, certain=certain)
 
 
+def files_in(folder: Path) -> list[Path]:
+    """The GGUF models in a folder and the folders in it: the first file of each; no projectors and draft heads."""
+    return [folder / name for name in _models(_listed(folder))]
+
+
+def names_here() -> list[str]:
+    """Names of the GGUF models in the hub's cache, Ollama's store and LM Studio's folder."""
+    found = []
+    for place in _hub_caches():
+        for folder in sorted(place.glob("models--*")):
+            repository = folder.name.removeprefix("models--").replace("--", "/")
+            files = [file.name for one in sorted(folder.glob("snapshots/*")) for file in files_in(one)]
+            found += [f"{repository}:{quantisation(file)}" for file in files]
+    return [*dict.fromkeys([*found, *_ollama_names(), *_lm_studio_keys()])]
+
+
 def download_command(model: str) -> str | None:
     """The command that downloads the GGUF files that a name means; None for names of other models."""
     name = None if Path(model).expanduser().exists() else _Name.of(model, "")
