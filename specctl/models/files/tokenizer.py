@@ -504,6 +504,8 @@ def difference(target: Tokenizer, draft: Tokenizer) -> str | None:
     """How two tokenizers differ, as a sentence; None if they do not."""
     if target is draft:
         return None
+    if target is draft:
+        return None
     target_ids, draft_ids = target.get_vocab(), draft.get_vocab()
     if target_ids != draft_ids:
         return f"The tokenizers differ: {_first_difference(target_ids, draft_ids)}."

@@ -5,6 +5,7 @@ import re
 from collections.abc import Sequence
 from ctypes import addressof, c_size_t, c_void_p, create_string_buffer
 from functools import cached_property
+from itertools import compress, repeat
 from pathlib import Path
 from threading import Lock
 from typing import NamedTuple
@@ -116,7 +117,7 @@ class LlamaModel:
     def ends(self) -> tuple[int, ...]:
         """All ids that end a text, in order: those that llama.cpp ends at, and the one that the file declares."""
         is_end, vocab = self.library.llama_vocab_is_eog, self.vocab
-        found = {token for token in range(self.vocabulary) if is_end(vocab, token)}
+        found = {*compress(range(self.vocabulary), map(is_end, repeat(vocab), range(self.vocabulary)))}
         if (declared := self.library.llama_vocab_eos(vocab)) >= 0:
             found.add(declared)
         return tuple(sorted(found))

@@ -31,6 +31,7 @@ NAMES = {
 ANCHORS = ("\n", "a", ".")
 """Prefixes by which a text is encoded as the middle of one."""
 MARK = re.compile("<.*>", re.DOTALL)
+LISTED = 4096  # Special tokens are listed when this many characters have been encoded, since that takes longer
 WORD = 256  # bytes that are enough for most tokens
 
 
@@ -141,6 +142,7 @@ class LlamaTokenizer(LightTokenizer):
         self.chat_template: Any = model.template
         found: int = model.library.llama_vocab_eos(model.vocab)
         self.eos_token_id: Any = found if found >= 0 else None
+        self._read = 0  # characters encoded so far
         self._plain, self._whole = (Pieces(model, special=special) for special in (False, True))
         self.joins = self._bytes(tokenize(model, "a", begins=False, marks=False)) == b"a"
 
@@ -154,7 +156,9 @@ class LlamaTokenizer(LightTokenizer):
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         read = partial(tokenize, self.model, begins=add_special_tokens)
-        parts = None if self._marks is None else self._marks.split(text)
+        self._read += len(text)
+        known = self._marks if self._read > LISTED else None
+        parts = None if known is None else known.split(text)
         if parts is None or (add_special_tokens and len(parts) > 1):
             return read(text, marks=True)
         found: list[int] = []

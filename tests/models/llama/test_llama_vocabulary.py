@@ -105,6 +105,7 @@ def test_special_tokens_are_those_that_texts_omit(letters: LlamaTokenizer, space
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_texts_come_back_whatever_they_spell(own: LlamaTokenizer, text: str) -> None:
+    own.encode("a" * 5000)  # from then on special tokens are looked for here
     ids = own.encode(text, add_special_tokens=False)
     assert own.decode(ids) == text or not own.joins, "behind an added token there is a space, too"
     assert own.decode(ids).replace(" ", "") == text.replace(" ", "")
@@ -135,6 +136,8 @@ def test_special_tokens_are_looked_for_only_where_they_are(
         return int(real(vocab, text, size, ids, room, begins, marks))
 
     monkeypatch.setattr(library, "llama_tokenize", noted)
+    letters.encode("a<|tool|>" * 500)  # they are listed for texts that are worth it
+    assert asked.pop()[1]
     letters.encode("a <b> <|im_", add_special_tokens=False)
     letters.encode("<|im_start|>the<|im_end|>\n", add_special_tokens=False)
     letters.encode("a<|tool|><|end|>", add_special_tokens=False)  # two tokens, or one
