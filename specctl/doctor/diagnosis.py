@@ -33,7 +33,7 @@ from specctl.models.loading.pair_members import PairMember, no_embeddings
 from specctl.models.loading.vocabularies import counts_for, draft_vocabulary, notice_of, token_map, trained_on_few
 from specctl.models.onnx.engine import rounded_bytes
 from specctl.models.onnx.store import PACKED, integer_products
-from specctl.models.passes.watching import decoder_layers
+from specctl.models.passes.watching import LAST, decoder_layers
 from specctl.models.passes.weights import Where
 from specctl.models.placing.absent import bytes_by_name, lacking_devices, size_text
 from specctl.models.placing.engine_table import engine_named
@@ -429,7 +429,10 @@ class _Examination:
             )
         above = locate(verifier, upper)
         if above.weights is not None:
-            raise no_embeddings(head)
+            if not head.in_target or not runs_on_llama(above, verifier, self.profile.engine):
+                raise no_embeddings(head)
+            facts.reads_layers, facts.context = [LAST], read_header(above.weights).context
+            return
         model = skeleton(above, verifier.trust_remote_code)
         if not head.local:
             self.report.advice.append(f"{head} will be downloaded at first use.")

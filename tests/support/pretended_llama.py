@@ -83,6 +83,7 @@ class Context:
     states: Any  # (R, D)
     rows: dict[int, int] = field(default_factory=dict)  # row by place in the last batch
     hidden: bool = False
+    seen: Any = None  # (T, D) of all tokens of the last call, where MTP layers' inputs are wanted
     threads: tuple[int, int] = (0, 0)
 
     @property
@@ -90,8 +91,28 @@ class Context:
         return int(self.parameters.n_ctx) // int(self.parameters.n_seq_max)
 
     @property
+    def ahead(self) -> bool:
+        """Whether it is one of MTP layers."""
+        return bool(self.parameters.ctx_type)
+
+    @property
+    def stateful(self) -> bool:
+        return self.model.stateful and not self.ahead
+
+    @property
     def snapshots(self) -> int:
-        return int(self.parameters.n_rs_seq) if self.model.kind in SNAPSHOTS else 0
+        return int(self.parameters.n_rs_seq) if self.model.kind in SNAPSHOTS and not self.ahead else 0
+
+
+@dataclass
+class Given:
+    """Tokens with rows of numbers."""
+
+    context: Context
+    tokens: list[int] = field(default_factory=list)
+    positions: dict[int, int] = field(default_factory=dict)
+    rows: dict[int, bytes] = field(default_factory=dict)
+    wanted: dict[int, bool] = field(default_factory=dict)
 
 
 class PretendedLlama(real.Library):
@@ -368,6 +389,9 @@ class PretendedLlama(real.Library):
         if model.kind in SNAPSHOTS and parameters.n_rs_seq:
             assert parameters.n_ubatch >= parameters.n_rs_seq + 2
         kept = real.ContextParams.from_buffer_copy(parameters)
+        if kept.ctx_type and not model.number("nextn_predict_layers"):
+            self.lines.append("llama_init_from_model: the model has no MTP layers\n")
+            return None
         most = int(kept.n_outputs_max or kept.n_batch)
         self.calls.append(("llama_init_from_model", int(kept.n_ctx), int(kept.n_seq_max)))
         return self._new(
@@ -425,7 +449,7 @@ class PretendedLlama(real.Library):
         if start <= 0:
             context.sequences[number] = Sequence()
             return True
-        if context.model.stateful and start < sequence.read:
+        if context.stateful and start < sequence.read:
             back = sequence.read - start
             if sequence.pending or back > context.snapshots:
                 return False
@@ -457,10 +481,11 @@ class PretendedLlama(real.Library):
         return (sequence.read if model.kind in RECURRENT else len(sequence.cells)) - 1
 
     def _state(self, handle: int, number: int, flags: int) -> bytes:
-        sequence, model = self._sequence(handle, number), self._context(handle).model
+        sequence, context = self._sequence(handle, number), self._context(handle)
+        model = context.model
         assert not sequence.copying, "the sequence's copy is still to be made"
         assert flags in (0, real.PARTIAL)
-        part = flags == real.PARTIAL and model.stateful
+        part = flags == real.PARTIAL and context.stateful
         lost = max(0, len(sequence.cells) - model.window) if model.window else 0
         cells = None if part else sequence.cells
         return pickle.dumps((cells, max(lost, sequence.lost), sequence.state, sequence.read))
@@ -491,6 +516,7 @@ class PretendedLlama(real.Library):
         context, count = self._context(handle), int(batch.n_tokens)
         assert 0 < count <= context.parameters.n_batch, f"{count} tokens in a batch"
         assert batch.embd is None
+        assert not context.ahead, "MTP layers read tokens with states"
 
         def array(address: int | None, kind: Any) -> Any:
             assert address is not None
@@ -501,6 +527,20 @@ class PretendedLlama(real.Library):
         tokens, positions = array(batch.token, np.int32).tolist(), array(batch.pos, np.int32).tolist()
         wanted = array(batch.logits, np.int8).tolist()
         assert set(wanted) <= {0, 1}
+        return self._decoded(handle, context, numbers, positions, tokens, wanted, tokens)
+
+    def _decoded(
+        self,
+        handle: int,
+        context: Context,
+        numbers: list[int],
+        positions: list[int],
+        tokens: list[int],
+        wanted: list[int],
+        cells: list[int],
+    ) -> int:
+        """Read tokens; ``cells`` are what the memory keeps of them."""
+        count = len(tokens)
         given = [(n, p, t, bool(w)) for n, p, t, w in zip(numbers, positions, tokens, wanted, strict=True)]
         self.calls.append(("llama_decode", tuple(given)))
         if self.aborts is not None:
@@ -531,32 +571,101 @@ class PretendedLlama(real.Library):
         context.rows = {}
         widths = _widths(numbers, wanted, int(context.parameters.n_ubatch))
         for place, (number, _, token, want) in enumerate(given[: count // 2] if code else given):
-            self._read(context, context.sequences[number], token, place, want, widths[place])
+            self._read(context, context.sequences[number], token, cells[place], place, want, widths[place])
         return code
+
+    def _llama_batch_ext_init(self, handle: int) -> int:
+        return self._new(Given(self._context(handle)))
+
+    def _llama_batch_ext_free(self, handle: int) -> None:
+        given = self._get(handle, Given)
+        alive = any(thing is given.context for thing in self.things.values())
+        assert alive, "the context is freed after its batches"
+        self.things[handle] = None
+
+    def _llama_batch_ext_clear(self, handle: int) -> None:
+        self.things[handle] = Given(self._get(handle, Given).context)
+
+    def _llama_batch_ext_add_token(self, handle: int, number: int, token: int) -> int:
+        given: Given = self._get(handle, Given)
+        assert number == 0
+        given.tokens.append(token)
+        return len(given.tokens) - 1
+
+    def _llama_batch_ext_set_pos(self, handle: int, place: int, position: int) -> bool:
+        self._get(handle, Given).positions[place] = ctypes.c_int32.from_address(position).value
+        return True
+
+    def _llama_batch_ext_set_embd_state(self, handle: int, place: int, row: Any) -> bool:  # noqa: ARG002
+        return False  # as in version 0.5
+
+    def _llama_batch_ext_set_embd_token(self, handle: int, place: int, row: Any) -> bool:
+        given: Given = self._get(handle, Given)
+        assert (row.n_rows, row.n_embd) == (1, given.context.states.shape[1])
+        given.rows[place] = ctypes.string_at(row.data, 4 * row.n_embd)
+        return True
+
+    def _llama_batch_ext_set_output_logits(self, handle: int, place: int, wanted: bool) -> bool:
+        self._get(handle, Given).wanted[place] = wanted
+        return True
+
+    def _llama_process(self, handle: int, kind: int, batch: int) -> int:
+        given, context = self._get(batch, Given), self._context(handle)
+        assert given.context is context
+        assert context.ahead
+        assert kind == 1
+        places = range(len(given.tokens))
+        assert 0 < len(places) <= context.parameters.n_batch
+        assert given.positions.keys() == given.rows.keys() == given.wanted.keys() == {*places}
+        cells = [zlib.crc32(given.rows[place], given.tokens[place]) >> 1 for place in places]
+        positions, wanted = ([each[place] for place in places] for each in (given.positions, given.wanted))
+        return self._decoded(handle, context, [0] * len(places), positions, given.tokens, wanted, cells)
+
+    def _llama_set_embeddings_nextn(self, handle: int, wanted: bool, masked: bool) -> None:
+        context = self._context(handle)
+        assert not masked, "llama.cpp shows the first tokens' states instead of those asked for"
+        shape = (int(context.parameters.n_batch), context.states.shape[1])
+        context.seen = np.zeros(shape, np.float32) if wanted else None
+
+    def _llama_get_embeddings_nextn_ith(self, handle: int, place: int) -> int:
+        seen = self._context(handle).seen
+        assert seen is not None, "the last call had no such states"
+        return int(seen[place].ctypes.data)
 
     def _end(self, context: Context, sequence: Sequence) -> int:
         """The number of tokens in a sequence's memory."""
         model = context.model
-        if model.stateful and model.kind not in RECURRENT:
+        if context.stateful and model.kind not in RECURRENT:
             assert len(sequence.cells) == sequence.read, "states and attention differ in length"
-        return sequence.read if model.stateful else len(sequence.cells)
+        return sequence.read if context.stateful else len(sequence.cells)
 
     def _read(
-        self, context: Context, sequence: Sequence, token: int, place: int, want: bool, widths: tuple[int, int]
+        self,
+        context: Context,
+        sequence: Sequence,
+        token: int,
+        cell: int,
+        place: int,
+        want: bool,
+        widths: tuple[int, int],
     ) -> None:
         model = context.model
         sequence.state = zlib.crc32(token.to_bytes(4, "little"), sequence.state)
         sequence.read += 1
         sequence.kept = [*sequence.kept, sequence.state][-1 - context.snapshots :]
         if model.kind not in RECURRENT:
-            sequence.cells.append(token)
+            sequence.cells.append(cell)
         seen = max(0, len(sequence.cells) - model.window) if model.window else 0
         assert seen >= sequence.lost, "tokens in the window are not in its cache"
-        if not want:
+        if not want and context.seen is None:
             return
         text = np.array(sequence.cells, np.int32).tobytes()
-        code = zlib.crc32(text, sequence.state if model.stateful else 0)
+        code = zlib.crc32(text, sequence.state if context.stateful else 0)
         vocabulary, size = context.logits.shape[1], context.states.shape[1]
+        if context.seen is not None:
+            context.seen[place] = np.random.default_rng((code, model.seed, 2)).standard_normal(size)
+        if not want:
+            return
         row = np.random.default_rng((token, vocabulary)).standard_normal(vocabulary) * 2
         row += np.random.default_rng((code, model.seed)).standard_normal(vocabulary) * 0.7
         if 1 in widths:

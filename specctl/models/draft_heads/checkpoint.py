@@ -10,6 +10,7 @@ from specctl.errors import ModelError
 from specctl.models.draft_heads.kinds import HEAD_KINDS, MTP, recognise
 from specctl.models.draft_heads.mtp_tensors import mtp_in, read_mtp
 from specctl.models.files.checkpoint import PICKLED, Checkpoint
+from specctl.models.files.gguf_header import read_header
 from specctl.models.files.library_calls import explained
 
 if TYPE_CHECKING:
@@ -123,13 +124,12 @@ def head_in_target(target: Checkpoint, role: str) -> DraftHeadCheckpoint:
     Raises:
         ModelError: there is none, or the files cannot be read.
     """
-    if target.weights is not None:
-        raise ModelError(
-            f"{target} is a GGUF file, whose own draft head is not read.",
-            f"Draft with a model or with prompt:lookup in [{role}].",
-        )
-    mtp_in(target)
-    return DraftHeadCheckpoint(replace(target, role=role), MTP.kind, target.settings())
+    if target.weights is None:
+        mtp_in(target)
+        return DraftHeadCheckpoint(replace(target, role=role), MTP.kind, target.settings())
+    if not read_header(target.weights).ahead:
+        raise ModelError(f"{target} has no MTP layers.", f"Draft with a model or with prompt:lookup in [{role}].")
+    return DraftHeadCheckpoint(replace(target, role=role), MTP.kind, {})
 
 
 def tensor_names(checkpoint: Checkpoint) -> list[str]:

@@ -119,7 +119,12 @@ class Header(NamedTuple):
     @property
     def layers(self) -> int:
         """The number of layers, without those that predict further tokens."""
-        return self.count("block_count") - self.count("nextn_predict_layers")
+        return self.count("block_count") - self.ahead
+
+    @property
+    def ahead(self) -> int:
+        """The number of layers that predict further tokens (MTP)."""
+        return self.count("nextn_predict_layers")
 
     @property
     def context(self) -> int | None:

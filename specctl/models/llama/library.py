@@ -103,6 +103,12 @@ class ContextParams6(Structure):
     _fields_ = (*CONTEXT[:28], ("unknown", c_void_p), *CONTEXT[28:])
 
 
+class Rows(Structure):
+    """``llama_embd``: rows of numbers, in memory of the caller."""
+
+    _fields_ = (("data", c_void_p), ("n_rows", c_size_t), ("n_embd", c_size_t))
+
+
 class Batch(Structure):
     """``llama_batch``: the tokens of one call, in arrays of the caller."""
 
@@ -147,6 +153,17 @@ FUNCTIONS: Mapping[str, tuple[Any, tuple[Any, ...]]] = {
     "llama_state_seq_get_data_ext": (Z, (P, P, Z, N, U)),
     "llama_state_seq_set_data_ext": (Z, (P, P, Z, N, U)),
     "llama_decode": (N, (P, Batch)),
+    "llama_batch_ext_init": (P, (P,)),
+    "llama_batch_ext_free": (None, (P,)),
+    "llama_batch_ext_clear": (None, (P,)),
+    "llama_batch_ext_add_token": (N, (P, N, N)),
+    "llama_batch_ext_set_pos": (B, (P, N, P)),
+    "llama_batch_ext_set_embd_state": (B, (P, N, Rows)),
+    "llama_batch_ext_set_embd_token": (B, (P, N, Rows)),
+    "llama_batch_ext_set_output_logits": (B, (P, N, B)),
+    "llama_process": (N, (P, c_int, P)),
+    "llama_set_embeddings_nextn": (None, (P, B, B)),
+    "llama_get_embeddings_nextn_ith": (P, (P, N)),
     "llama_get_logits_ith": (P, (P, N)),
     "llama_get_embeddings_ith": (P, (P, N)),
     "llama_model_get_vocab": (P, (P,)),
@@ -192,6 +209,17 @@ FUNCTIONS: Mapping[str, tuple[Any, tuple[Any, ...]]] = {
     "ggml_backend_dev_memory": (None, (P, POINTER(Z), POINTER(Z))),
 }
 """Result and arguments of each function, by its name in C."""
+MANGLED: Mapping[str, tuple[str, str]] = {
+    "llama_set_embeddings_nextn": (
+        "_Z26llama_set_embeddings_nextnP13llama_contextbb",
+        "?llama_set_embeddings_nextn@@YAXPEAUllama_context@@_N1@Z",
+    ),
+    "llama_get_embeddings_nextn_ith": (
+        "_Z30llama_get_embeddings_nextn_ithP13llama_contexti",
+        "?llama_get_embeddings_nextn_ith@@YAPEAMPEAUllama_context@@H@Z",
+    ),
+}
+"""Names of functions that are C++'s, as GCC and Clang, and as Microsoft's compiler write them."""
 
 
 PACKAGES: Mapping[str, tuple[str, str, Mapping[str, type[Structure]]]] = {
@@ -266,7 +294,9 @@ class Library:
             "llama_init_from_model": (P, (P, found.context)),
         }
         for name, (result, arguments) in functions.items():
-            function = next((each for shelf in shelves if (each := getattr(shelf, name, None)) is not None), None)
+            written = (name, *MANGLED.get(name, ()))
+            named = (getattr(shelf, each, None) for shelf in shelves for each in written)
+            function = next((each for each in named if each is not None), None)
             if function is None:
                 raise ModelError(f"{found.library} has no function {name}.", f"Run `{pip_install(WHEEL)}`.")
             function.restype, function.argtypes = result, arguments

@@ -51,6 +51,7 @@ class LlamaModel:
         context: the length in tokens that it was trained for.
         width: D, the size of a token's state.
         layers: the number of layers, without those that predict further tokens.
+        ahead: the number of layers that predict the token after next (MTP).
         window: how many tokens the layers with a sliding window see; 0 without such layers.
         stateful: whether it has recurrent layers, whose states cannot go back token by token.
         parameters, bytes: number and size of its weights.
@@ -65,6 +66,7 @@ class LlamaModel:
         self.context: int = lib.llama_model_n_ctx_train(handle)
         self.width: int = lib.llama_model_n_embd(handle)
         self.layers: int = lib.llama_model_n_layer(handle)
+        self.ahead: int = lib.llama_model_n_layer_nextn(handle)
         self.window: int = max(0, lib.llama_model_n_swa(handle))
         self.stateful = bool(lib.llama_model_is_recurrent(handle) or lib.llama_model_is_hybrid(handle))
         self.parameters: int = lib.llama_model_n_params(handle)
@@ -211,7 +213,7 @@ def _load(lib: Library, path: Path, cards: Sequence[Card], *, repack: bool, voca
     devices = (c_void_p * (len(cards) + 1))(*(card.handle for card in cards), None)
     parameters.devices = addressof(devices)
     parameters.n_gpu_layers = -1 if cards else 0
-    parameters.vocab_only, parameters.use_extra_bufts = vocab_only, repack
+    parameters.vocab_only, parameters.use_extra_bufts, parameters.load_mtp = vocab_only, repack, True
     with lib.logged() as lines:
         handle: int | None = lib.llama_model_load_from_file(os.fsencode(path), parameters)
     if handle is not None:

@@ -1,21 +1,22 @@
 """Passes of a GGUF model on llama.cpp over one sequence or several."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from ctypes import c_int8
 from statistics import median
 from typing import TYPE_CHECKING, Any
-from weakref import finalize
 
 import numpy as np
 import numpy.typing as npt
 
 from specctl.errors import ModelError, RecordError
+from specctl.models.llama.context import Context
 from specctl.models.llama.library import Batch
 from specctl.models.llama.model import LlamaModel
 from specctl.models.llama.rounding import Rounding
-from specctl.models.llama.states import AGAIN, FOREIGN, KEPT, States
+from specctl.models.llama.states import AGAIN, FOREIGN, Recurrent
 from specctl.models.passes.forward import Forward, joined
 from specctl.models.passes.inference import HOST
+from specctl.models.passes.watching import LAST, kept_states
 from specctl.models.running.passes import Passes, Request
 from specctl.models.running.slot import Slot
 from specctl.models.running.threads import LARGE as LARGE_MODEL
@@ -24,6 +25,8 @@ from specctl.printable import gib
 
 if TYPE_CHECKING:
     import torch
+
+    from specctl.models.passes.watching import States
 
 CAPACITY = 256  # Initial number of tokens of a sequence that fit; it doubles when full. llama.cpp takes multiples of it
 ROWS, MORE_ROWS = 64, 16
@@ -34,51 +37,6 @@ ONE_THREAD = 16 << 20
 LARGE = 1 << 26  # Bytes of a cache from which free memory is looked up first
 NO_MEMORY = (1, -2)  # Codes of llama.cpp's calls for which there was no room
 MOST_VIEWS = 256  # How many views of logits are kept
-FLASH = 1  # Flash attention is always used: without it a single row rounds otherwise than several
-
-
-class _Context:
-    """A context of llama.cpp; freed with the last reference, also of the logits read from it."""
-
-    def __init__(self, model: LlamaModel, slots: int, capacity: int, rows: int, rounding: Rounding, threads: int):
-        lib = model.library
-        parameters = lib.llama_context_default_params()
-        parameters.n_ctx, parameters.n_seq_max = capacity * slots, slots
-        parameters.n_batch = parameters.n_ubatch = rounding.most
-        parameters.n_outputs_max, parameters.n_outputs_max_per_seq = rows, 0
-        parameters.n_threads = parameters.n_threads_batch = threads
-        parameters.type_k = parameters.type_v = rounding.cache
-        parameters.flash_attn_type = FLASH
-        parameters.swa_full, parameters.kv_unified = True, False
-        parameters.n_rs_seq = min(KEPT, rounding.most - 2) if model.stateful else 0
-        parameters.no_perf = True
-        if not model.cards:
-            parameters.offload_kqv = parameters.op_offload = False
-        with lib.logged() as lines:
-            handle: int | None = lib.llama_init_from_model(model.handle, parameters)
-        if handle is None:
-            why = lines[0].strip() if lines else "llama.cpp gives no reason"
-            raise MemoryError(f"no context of {capacity * slots} tokens could be made for {model.path.name}: {why}")
-        self.handle = handle
-        finalize(self, _free, lib.llama_free, handle, model)
-        self.memory: int = lib.llama_get_memory(handle)
-        self.capacity: int = lib.llama_n_ctx_seq(handle)
-
-    def floats(self, address: int, rows: int, columns: int) -> npt.NDArray[np.float32]:  # (rows, columns)
-        """Numbers of this context, which lives as long as they are used."""
-        return np.asarray(_Floats(self, address, (rows, columns)))
-
-
-class _Floats:
-    """Memory of a context as numpy takes it."""
-
-    def __init__(self, context: _Context, address: int, shape: tuple[int, int]):
-        self._context = context
-        self.__array_interface__ = {"version": 3, "typestr": "<f4", "shape": shape, "data": (address, False)}
-
-
-def _free(free: Any, handle: int, model: LlamaModel) -> None:  # noqa: ARG001 - the model lives as long
-    free(handle)
 
 
 class LlamaPasses(Passes):
@@ -111,10 +69,11 @@ class LlamaPasses(Passes):
         self._rows = min(rounding.most, max(ROWS, MORE_ROWS * slots))
         self._texts: list[list[int]] = [[] for _ in range(slots)]  # the tokens that each sequence has read
         self._cells = [0] * slots  # how many tokens llama.cpp's memory holds of each, from its text's beginning
-        self._recurrent = States(model.library, slots) if model.stateful else None
+        self._recurrent = Recurrent(model.library, slots) if model.stateful else None
         self._again = min(AGAIN, rounding.most // 2) if model.stateful else 0  # see `AGAIN`
         self._copied: set[int] = set()  # sequences that llama.cpp copies before its next call
         self._hidden = False  # whether calls return states
+        self._watched = False  # whether they return the states that the model's own MTP layers read
         self._views: dict[tuple[int, int], npt.NDArray[np.float32]] = {}
         most, numbers = rounding.most, np.int32
         self._tokens, self._positions, self._ones = (
@@ -135,7 +94,7 @@ class LlamaPasses(Passes):
         if self._recurrent is not None:
             self._recurrent.open(self._context.handle, self._context.memory)
 
-    def _new(self, capacity: int) -> _Context:
+    def _new(self, capacity: int) -> Context:
         capacity = -(-capacity // CAPACITY) * CAPACITY
         needed = self.token_bytes * capacity * self.slots
         if needed > LARGE and not self.model.cards:
@@ -146,7 +105,10 @@ class LlamaPasses(Passes):
                     f"{capacity:,} tokens of each of {self.slots} texts" if self.slots > 1 else f"{capacity:,} tokens"
                 )
                 raise MemoryError(f"{tokens} take {gib(needed)} of memory, and {gib(free)} is free")
-        return _Context(self.model, self.slots, capacity, self._rows, self.rounding, self.threads or 1)
+        made = Context(self.model, self.slots, capacity, self._rows, self.rounding, self.threads or 1)
+        if self._watched:
+            self.model.library.llama_set_embeddings_nextn(made.handle, True, False)
+        return made
 
     @property
     def capacity(self) -> int:
@@ -154,7 +116,9 @@ class LlamaPasses(Passes):
         return self._context.capacity
 
     def over(self, slots: int, width: int | None = None) -> "LlamaPasses":  # noqa: ARG002 - results depend on neither
-        return LlamaPasses(self.model, self._vocabulary, self.context, self.rounding, self.threads or 1, slots)
+        made = LlamaPasses(self.model, self._vocabulary, self.context, self.rounding, self.threads or 1, slots)
+        made.watch((LAST,) if self._watched else ())
+        return made
 
     def fresh(self) -> "LlamaPasses":
         return self.over(1)
@@ -188,6 +152,14 @@ class LlamaPasses(Passes):
             self.tried = {threads: median(found) * 1e3 for threads, found in seconds.items()}
             choices = [fastest(seconds)]
         self.use_threads(choices[0])
+
+    def watch(self, layers: Iterable[int]) -> None:
+        """See `Slot.watch`; only the states that the file's own MTP layers read can be watched, as layer -1."""
+        wanted = {*layers}
+        super().watch(wanted - {LAST} if self.model.ahead else wanted)
+        if wanted:
+            self._watched = True
+            self.model.library.llama_set_embeddings_nextn(self._context.handle, True, False)
 
     def begin(self, prompt: int) -> None:
         self._reserve(min(self.context, prompt + 1))
@@ -256,7 +228,7 @@ class LlamaPasses(Passes):
                 after=request.after + start, tokens=request.tokens[start:end], keep=kept, hidden=hidden and kept > 0
             )
             found = self._call((piece,))[0]
-            if kept:
+            if kept or self._watched:
                 parts.append(found if end == width and not parts else _copied(found))
             start = end
         return parts[0] if len(parts) == 1 else joined(parts) if parts else found
@@ -312,7 +284,8 @@ class LlamaPasses(Passes):
                 self._recurrent.was_read(request.slot, width)
             columns = self._logits(first, request.keep)
             states = self._states(first, request.keep) if request.hidden else None
-            found.append(Forward(columns, states))
+            seen = self._seen(first + request.keep, len(request.tokens)) if self._watched else None
+            found.append(Forward(columns, states, seen))
         return found
 
     def _decode(self, count: int, *, hidden: bool) -> None:
@@ -356,7 +329,7 @@ class LlamaPasses(Passes):
         return at
 
     def _place(self) -> None:
-        """Read a token of each sequence in the order of their numbers; see `States`."""
+        """Read a token of each sequence in the order of their numbers; see `Recurrent`."""
         assert self._recurrent is not None, "the model has states"
         for first in range(0, self.slots, self.rounding.most):
             count = min(self.slots - first, self.rounding.most)
@@ -413,7 +386,7 @@ class LlamaPasses(Passes):
         self._copied.clear()
         self._views.clear()
 
-    def _carried(self, old: _Context, new: _Context, slot: int) -> bool:
+    def _carried(self, old: Context, new: Context, slot: int) -> bool:
         """Whether a sequence's cells could be copied to a new context."""
         lib = self.model.library
         size = lib.llama_state_seq_get_size_ext(old.handle, slot, 0)
@@ -433,6 +406,11 @@ class LlamaPasses(Passes):
             found = self._views[address, keep] = whole[:, : self._vocabulary]
         return found
 
+    def _seen(self, end: int, count: int) -> "States":
+        """The last call's states ``(count, D)`` that MTP layers read, of the tokens before its ``end``."""
+        address = self.model.library.llama_get_embeddings_nextn_ith(self._context.handle, end - count)
+        return {LAST: self._context.floats(address, count, self.model.width)}
+
     def _states(self, first: int, keep: int) -> "torch.Tensor":
         """The last call's states after the final norm ``(keep, D)`` of tokens from its ``first`` on."""
         import torch
@@ -444,4 +422,4 @@ class LlamaPasses(Passes):
 def _copied(found: Forward) -> Forward:
     """A copy that the next pass does not overwrite."""
     assert isinstance(found.columns, np.ndarray), "logits are on the host"
-    return Forward(found.columns.copy(), found.hidden)
+    return Forward(found.columns.copy(), found.hidden, kept_states(found.states))

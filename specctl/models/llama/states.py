@@ -26,7 +26,7 @@ class Saved(NamedTuple):
     content: npt.NDArray[np.int8]
 
 
-class States:
+class Recurrent:
     """The recurrent states of a context's sequences.
 
     llama.cpp moves states between places of its memory when a sequence has none yet, without those that it keeps. So

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from specctl.errors import ModelError
 from specctl.models.files.tokenizer import difference, known_ids
-from specctl.models.loading.file_models import FileModel, store_facts
+from specctl.models.loading.file_models import FileModel, GgufHead, store_facts
 from specctl.models.loading.model import LoadedModel, load_tokenizer, loading_order
 from specctl.models.loading.model_check import check_model
 from specctl.models.loading.model_runners import checked_runner, model_runner
@@ -125,7 +125,7 @@ def load_pair(
     members = [PairMember(role, table, names) for (role, table), names in zip(tables, [[], *wanted], strict=True)]
     above = tuple(above or in_a_row(len(members) - 1))
 
-    members = with_gguf_models(members, profile.threads, settings)
+    members = with_gguf_models(members, above, profile.threads, settings)
     if settings.engine == "llama":
         for one in members:
             if one.checkpoint is not None and one.network is None:
@@ -363,6 +363,9 @@ def _runner(
     runner: Slot
     if isinstance(network, FileModel):
         runner = network.runner(own, threads, settings)
+    elif isinstance(network, GgufHead):
+        assert verifier is not None, "the target is not a draft head"
+        return member, network.runner(vocabulary, verifier)
     elif isinstance(network, LoadedModel) and member.checkpoint is None:
         runner = build_runner(network.model, own, network.name, settings)
     elif isinstance(network, LoadedModel):
@@ -450,7 +453,7 @@ def assembled(target: LoadedModel, draft: DraftTable, given: "PreTrainedModel | 
             here = table if table.device != "auto" else table.model_copy(update={"device": str(target.device)})
             members.append(PairMember(role, here, own_heads(table)))
     above = in_a_row(len(members) - 1)
-    members = find_all(with_gguf_models(members, "auto", EngineSettings()), above, device_memory(), "eager")
+    members = find_all(with_gguf_models(members, above, "auto", EngineSettings()), above, device_memory(), "eager")
     for place, (member, table) in enumerate(zip(members[1:], draft.levels, strict=False), start=1):
         if member.head is not None:
             # draft heads go to the device of their verifier's output layer

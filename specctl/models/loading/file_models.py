@@ -294,6 +294,24 @@ def runs_on_llama(checkpoint: Checkpoint, table: ModelTable, engine: Engine) -> 
     return not named and not kernels_fit()
 
 
+@dataclass(frozen=True, slots=True)
+class GgufHead:
+    """The MTP layers in a GGUF target's file, which llama.cpp runs."""
+
+    model: "LlamaModel"  # the opened file
+
+    @property
+    def width(self) -> int:
+        """The size of their states."""
+        return self.model.width
+
+    def runner(self, vocabulary: int, verifier: Slot) -> Slot:
+        """A runner of the layers; ``vocabulary`` is the pair's, and ``verifier`` runs the target."""
+        from specctl.models.llama.mtp import MtpPasses
+
+        return Slot(MtpPasses(self.model, vocabulary, verifier.context, verifier.passes.threads or 1))
+
+
 def require_plain(checkpoint: Checkpoint, table: ModelTable) -> None:
     """Raise a ModelError if a table asks for what llama.cpp does not do with a GGUF file."""
     role = checkpoint.role

@@ -12,7 +12,7 @@ from specctl.models.files.checkpoint import Checkpoint, locate
 from specctl.models.files.tokenizer import Tokenizer, known_ids
 from specctl.models.llama.library import WHEEL, package
 from specctl.models.loading.contents import States, model_hash, model_states
-from specctl.models.loading.file_models import FileModel, GgufModel, StoredModel, may_be_stored
+from specctl.models.loading.file_models import FileModel, GgufHead, GgufModel, StoredModel, may_be_stored, require_plain
 from specctl.models.loading.model import LoadedModel, load_inspected, load_packed, load_tokenizer, loading_order
 from specctl.models.loading.vocabularies import WRITES_FEW, cannot_write_fewer, draft_vocabulary, token_map
 from specctl.models.onnx.store import (
@@ -58,7 +58,7 @@ class PairMember:
     # its files as they were found; None for a draft head, and for weights that are fetched later
     states: States | None = None
     # the model or draft head; None before it is loaded, and for a draft without files
-    network: "LoadedModel | FileModel | ChainHead | BlockHead | None" = None
+    network: "LoadedModel | FileModel | ChainHead | BlockHead | GgufHead | None" = None
     # what it shares with a target that has another tokenizer; None where they have the same one
     tokens: TokenMap | None = None
 
@@ -172,7 +172,7 @@ class PairMember:
         table, network = self.table, self.network
         if not isinstance(table, DraftTable) or table.tokens is None:
             return
-        if network is None or isinstance(network, FileModel):
+        if network is None or isinstance(network, FileModel | GgufHead):
             return
         from specctl.models.draft_heads.chain import ChainHead
         from specctl.models.passes.trimmed_output import trim_output
@@ -352,12 +352,16 @@ def offering_llama(member: PairMember) -> Iterator[None]:
 
 
 def with_gguf_models(
-    members: Sequence[PairMember], threads: int | Literal["auto"], settings: EngineSettings
+    members: Sequence[PairMember],
+    above: Sequence[int | None],
+    threads: int | Literal["auto"],
+    settings: EngineSettings,
 ) -> list[PairMember]:
-    """The members with the files that are on this machine, and with those models that llama.cpp runs.
+    """The members with the files that are on this machine, and with those models and heads that llama.cpp runs.
 
     Args:
         members: from the target down.
+        above: see `Pair`.
         threads: as in the profile.
         settings: as a command asks for them.
 
@@ -366,13 +370,26 @@ def with_gguf_models(
     """
     found = list(members)
     for place, one in enumerate(members):
-        if not one.table.has_files or one.table.model == IN_TARGET or one.network is not None:
+        if not one.table.has_files or one.network is not None:
+            continue
+        if one.table.model == IN_TARGET:
+            found[place] = _with_gguf_head(one, reader_of(found, above[place - 1]))
             continue
         with suppress(AbsentError):  # `find_all` names all that are missing
             checkpoint = locate(one.table, one.role)
             network = GgufModel.find(checkpoint, one.table, threads, settings, exact=place == 0)
             found[place] = replace(one, checkpoint=checkpoint, network=network)
     return found
+
+
+def _with_gguf_head(draft: PairMember, verifier: PairMember) -> PairMember:
+    """A draft in its target's files, with its network if llama.cpp runs the target."""
+    if not isinstance(verifier.network, GgufModel) or verifier.checkpoint is None:
+        return draft
+    head = head_in_target(verifier.checkpoint, draft.role)
+    require_plain(head.checkpoint, draft.table)
+    require_head_settings(head, draft.table)
+    return replace(draft, checkpoint=head.checkpoint, head=head, network=GgufHead(verifier.network.model))
 
 
 def with_stored_graphs(members: Sequence[PairMember], profile: Profile, settings: EngineSettings) -> list[PairMember]:

@@ -273,3 +273,26 @@ def test_small_files_are_made_when_they_are_read(tmp_path: Path, monkeypatch: py
     assert checkpoint.has_weights()
     with pytest.raises(ModelError, match="cannot be read"):
         checkpoint.settings()
+
+
+@pytest.mark.usefixtures("llama")
+@pytest.mark.parametrize("name", ["constant", "svip", "cost-optimal"])
+def test_mtp_layers_in_the_targets_file_draft(tmp_path: Path, name: str) -> None:
+    target = write(tmp_path / "t.gguf", "qwen35", mtp=1)
+    alone, both = profile_of(target), profile_of(target, "target:mtp", f"draft.policy.name={name}")
+
+    pair = opened(both, models=False)
+
+    assert [runner.engine for runner in (pair.target, *pair.drafts)] == ["llama.cpp"] * 2
+    assert pair.drafts[0].layers == (-1,)
+    assert text(pair, both) == text(opened(alone), alone)
+    assert most_rows(pair, 100) > 1
+
+
+@pytest.mark.usefixtures("llama")
+def test_mtp_layers_that_cannot_draft(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"t\.gguf' has no MTP layers"):
+        opened(profile_of(write(tmp_path / "t.gguf"), "target:mtp", "draft.policy.name=constant"))
+    target = write(tmp_path / "m.gguf", "qwen35", mtp=1)
+    with pytest.raises(ModelError, match="Remove dtype from"):
+        opened(profile_of(target, "target:mtp", "draft.policy.name=constant", "draft.dtype=bfloat16"))
