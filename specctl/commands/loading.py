@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from specctl.commands.flags import Replication, warn
 from specctl.errors import UsageError
+from specctl.profile.schema import IN_TARGET
 from specctl.terminal.output import print_message
 
 if TYPE_CHECKING:
@@ -331,12 +332,18 @@ def load_served(
 
 
 def runs_on_llama(profile: "Profile") -> bool:
-    """Whether llama.cpp runs one of the models. It ends its process where it finds a fault."""
-    from specctl.models.files.checkpoint import gguf_file
+    """Whether llama.cpp runs one of the models. It ends its process where it finds a fault.
+
+    Raises:
+        ModelError: there is no such model.
+    """
+    from specctl.models.files.checkpoint import locate
     from specctl.models.llama.library import package
 
-    files = any(table.has_files and gguf_file(table) is not None for _, table in profile.models)
-    return files and profile.engine in ("auto", "llama") and package() is not None
+    if profile.engine not in ("auto", "llama") or package() is None:
+        return False
+    files = [(table, key) for key, table in profile.models if table.has_files and table.model != IN_TARGET]
+    return any(locate(table, key).weights is not None for table, key in files)
 
 
 @contextmanager
@@ -382,8 +389,10 @@ def served_replicas(
         ) as started:
             yield Served.by_workers(cast("ProcessEngine", started), profile, whole)
     except ReplicaError as error:
-        hint = "A smaller model, --batch or --max-new-tokens needs less memory."
-        raise ModelError(error.message, hint if replication is None else "Fewer --workers need less memory.") from error
+        fewer = (
+            "Fewer --workers need" if replication is not None else "If memory ran out, a smaller model or --batch needs"
+        )
+        raise ModelError(error.message, f"{fewer} less memory.") from error
 
 
 @contextmanager
