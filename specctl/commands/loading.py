@@ -357,7 +357,7 @@ def served_replicas(
     quiet: bool,
     foreign_head: bool,
 ) -> "Iterator[Served]":
-    """Replicas of a pair that end with the block; without ``replication`` a single process beside the server's.
+    """Replicas of a pair that end with the block; without ``replication`` a single process.
 
     Raises:
         UsageError: they do not fit on this machine.
