@@ -88,7 +88,7 @@ def check_loop(file: Path, rounding: Rounding, count: int, *, most: int = 12, se
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_drafts_change_no_row(tmp_path: Path, llama: PretendedLlama, architecture: str, least: int) -> None:
     llama.lone *= least - 1
-    check_loop(write(tmp_path / "m.gguf", architecture), Rounding(least=least), 120)
+    check_loop(write(tmp_path / "m.gguf", architecture), Rounding(least=least), 80)
 
 
 @pytest.mark.slow
@@ -152,8 +152,9 @@ def check_batch(file: Path, rounding: Rounding, *, steps: int = 250, slots: int 
     assert passes.capacity > 256
 
 
-@pytest.mark.parametrize("least", [1, 2])
-@pytest.mark.parametrize("architecture", ["llama", "gemma3", "qwen35", "mamba2", "granitehybrid"])
+@pytest.mark.parametrize(
+    ("architecture", "least"), [("gemma3", 2), ("qwen35", 1), ("qwen35", 2), ("mamba2", 1), ("granitehybrid", 2)]
+)
 def test_texts_read_together_change_no_row(
     tmp_path: Path, llama: PretendedLlama, architecture: str, least: int
 ) -> None:
