@@ -373,9 +373,10 @@ def served_replicas(
 
     @cache
     def whole() -> Tokenizer:
-        from specctl.models.loading.model import load_tokenizer
+        from specctl.models.files.checkpoint import locate
+        from specctl.models.loading.file_models import find_tokenizer
 
-        return load_tokenizer(profile.target)
+        return find_tokenizer(locate(profile.target, "target"), profile.target, profile.engine)
 
     places = MOST if batch == "auto" else batch
     setup = {"quiet": quiet, "foreign_head": foreign_head, "name": name}

@@ -176,12 +176,14 @@ def _require_ready(profile: "Profile") -> None:
 
 def _wants_template(profile: "Profile", chat: bool | None, asks: bool) -> bool | None:
     """Whether prompts go through the chat template; None for the default rule if there is no tokenizer here."""
-    from specctl.models.loading.model import load_tokenizer
+    from specctl.models.files.checkpoint import locate
+    from specctl.models.loading.file_models import find_tokenizer
 
     if chat is False:
         return False
     try:
-        template = load_tokenizer(profile.target).chat_template
+        target = locate(profile.target, "target")
+        template = find_tokenizer(target, profile.target, profile.engine).chat_template
     except AbsentError:
         return chat
     if not template:

@@ -21,8 +21,7 @@ from specctl.models.files.library_calls import hushed_hub
 from specctl.models.files.skeleton import load_config
 from specctl.models.files.tokenizer import Tokenizer, known_ids
 from specctl.models.loading.assembly import LARGE_DRAFT
-from specctl.models.loading.file_models import runs_on_llama
-from specctl.models.loading.model import load_tokenizer
+from specctl.models.loading.file_models import find_tokenizer, runs_on_llama
 from specctl.models.loading.vocabularies import token_map
 from specctl.models.placing.placement import weighed
 from specctl.models.running.context import context_length
@@ -213,10 +212,9 @@ class _ModelFiles:
     @classmethod
     def read(cls, files: Checkpoint, table: ModelTable, profile: Profile, report: Diagnosis) -> "_ModelFiles":
         """Raises ModelError if the files cannot be read."""
+        tokenizer = find_tokenizer(files, table, profile.engine)
         if files.weights is not None and runs_on_llama(files, table, profile.engine):
-            from specctl.models.llama.vocabulary import LlamaTokenizer
-
-            header, tokenizer = read_header(files.weights), LlamaTokenizer.open(files.weights)
+            header = read_header(files.weights)
             cache = gguf_estimate(header).cache_bytes(CACHE, 1)
             rows, hidden = header.values["tokenizer.ggml.tokens"], header.count("embedding_length")
             return cls(tokenizer, rows, hidden, header.context, header.read_bytes(1), cache)
@@ -225,7 +223,7 @@ class _ModelFiles:
         dtypes = (need.stored_dtype, report.models[0].dtype, "float32")
         dtype = next(name for name in dtypes if name in ITEM_BYTES)
         return cls(
-            tokenizer=load_tokenizer(table, role=files.role),
+            tokenizer=tokenizer,
             rows=config.vocab_size,
             hidden=config.hidden_size,
             context=context_length(config),

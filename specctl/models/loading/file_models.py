@@ -312,6 +312,21 @@ class GgufHead:
         return Slot(MtpPasses(self.model, vocabulary, verifier.context, verifier.passes.threads or 1))
 
 
+def find_tokenizer(checkpoint: Checkpoint, table: ModelTable, engine: Engine) -> Tokenizer:
+    """The tokenizer of a model that is not loaded: a GGUF file's own where llama.cpp runs it, else transformers'.
+
+    Raises:
+        ModelError: there is none, or it cannot be read.
+    """
+    if checkpoint.weights is not None and runs_on_llama(checkpoint, table, engine):
+        from specctl.models.llama.vocabulary import LlamaTokenizer
+
+        return LlamaTokenizer.open(checkpoint.weights)
+    from specctl.models.loading.model import load_tokenizer
+
+    return load_tokenizer(table, role=checkpoint.role)
+
+
 def require_plain(checkpoint: Checkpoint, table: ModelTable) -> None:
     """Raise a ModelError if a table asks for what llama.cpp does not do with a GGUF file."""
     role = checkpoint.role
