@@ -106,7 +106,7 @@ def packed_file(checkpoint: Checkpoint, config: Any) -> dict[str, Any]:
 def require_packed(checkpoint: Checkpoint, model: "PreTrainedModel") -> None:
     """Raise a ModelError if transformers unpacked a file while it loaded the model; set its generation settings.
 
-    transformers does not read them beside a GGUF file.
+    transformers does not read those of a GGUF file.
     """
     if getattr(model, "quantization_method", None) is None:
         raise ModelError(
