@@ -71,6 +71,8 @@ class LlamaPasses(Passes):
         self._cells = [0] * slots  # how many tokens llama.cpp's memory holds of each, from its text's beginning
         self._recurrent = Recurrent(model.library, slots) if model.stateful else None
         self._again = min(AGAIN, rounding.most // 2) if model.stateful else 0  # see `AGAIN`
+        # up to how many tokens a lone sequence is read without padding; 0 where tokens may be read again
+        self._plain = rounding.most if rounding.least == 1 and not model.stateful else 0
         self._copied: set[int] = set()  # sequences that llama.cpp copies before its next call
         self._hidden = False  # whether calls return states
         self._watched = False  # whether they return the states that the model's own MTP layers read
@@ -209,7 +211,12 @@ class LlamaPasses(Passes):
 
     def _one(self, request: Request) -> Forward:
         """A pass over one sequence, in several calls where it is long."""
-        width, keep, hidden = len(request.tokens), request.keep, request.hidden
+        slot, after, tokens, keep, hidden, _, _, _, _, _, _ = request
+        width = len(tokens)
+        if width <= self._plain and 0 < keep <= self._rows and not hidden and not self._hidden:
+            stop = after + width
+            if stop <= self._context.capacity and stop <= self.context:
+                return self._quick(slot, after, tokens, keep, width, stop)
         padded, kept = self._size(width, keep, hidden=hidden)
         if padded <= self.rounding.most and kept <= self._rows:
             return self._call((request,))[0]
@@ -232,6 +239,24 @@ class LlamaPasses(Passes):
                 parts.append(found if end == width and not parts else _copied(found))
             start = end
         return parts[0] if len(parts) == 1 else joined(parts) if parts else found
+
+    def _quick(self, slot: int, after: int, tokens: Sequence[int], keep: int, width: int, stop: int) -> Forward:
+        """`_call` for one sequence without padding: after a pass over a model's weights no code is in the processor's
+        caches, so each line costs.
+        """
+        if self._cells[slot] != after:
+            self._go_to(slot, after)
+        if width == 1:
+            self._tokens[0], self._positions[0], self._wanted[0] = tokens[0], after, 1
+        else:
+            self._tokens[:width], self._positions[:width] = tokens, np.arange(after, stop)
+            self._wanted[: width - keep], self._wanted[width - keep : width] = 0, 1
+        if self.slots > 1:
+            self._sequences[:width] = self._places[slot]
+        self._decode(width, hidden=False)
+        self._texts[slot][after:] = tokens
+        self._cells[slot] = stop
+        return Forward(self._logits(width - keep, keep))
 
     def _call(self, requests: Sequence[Request]) -> list[Forward]:
         """One call of llama.cpp for requests that it has room for."""
@@ -300,7 +325,8 @@ class LlamaPasses(Passes):
             self._hidden = hidden
         self._batch.n_tokens = count
         code = lib.llama_decode(context.handle, self._batch)
-        self._copied.clear()
+        if self._copied:
+            self._copied.clear()
         if code:
             lib.llama_memory_clear(context.memory, False)
             self._cells = [0] * self.slots
