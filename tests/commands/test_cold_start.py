@@ -12,10 +12,12 @@ from test_entry import IMPORTS, forked
 from transformers import AutoTokenizer
 
 from specctl.errors import ModelError
+from specctl.models.llama.library import package
 from specctl.models.loading import assembly
 from specctl.models.loading.assembly import load_pair
 from specctl.models.onnx.store import EAGER, ONNX, Times
 from specctl.models.placing.memory import may_be_there
+from tests.support import tiny_gguf
 from tests.support.invoked import invoke
 from tests.support.onnx_models import small_pair
 
@@ -176,3 +178,38 @@ def test_neither_does_a_diagnosis(tmp_path: Path) -> None:
         # The headers of weights are read with safetensors, which imports torch for tensors alone.
         assert heavy_of(done) == ["safetensors"], flags
         assert "Verdict: ready." in done.stdout or json.loads(done.stdout)["ready"]
+
+
+LLAMA = """
+import tests.support.pretended_llama as pretended, pytest
+import specctl.models.llama.vocabulary, specctl.models.llama.width_trial, specctl.models.llama.passes
+import specctl.models.loading.file_models, specctl.models.loading.pair_members
+pretended.PretendedLlama().install(pytest.MonkeyPatch())
+"""
+GGUF_PAIRS = {
+    "a draft": ["{draft}"],
+    "a lookup": ["prompt:lookup"],
+    "both": ["prompt:lookup+{draft}"],
+}
+
+
+@pytest.mark.parametrize("real", [pytest.param(True, marks=pytest.mark.slow), False])
+def test_neither_do_gguf_files_on_llama_cpp(tmp_path: Path, real: bool) -> None:
+    if real and package() is None:
+        pytest.skip("llama.cpp is not installed")
+    files = {name: tiny_gguf.write(tmp_path / f"{name}.gguf", seed=seed) for seed, name in enumerate(["draft", "it"])}
+    flags = ["-n", "12", "--policy", "constant:draft_length=3", "--threads", "1", "--target", str(files["it"])]
+    pairs = [[*flags, "--draft", *(each.format(**files) for each in draft)] for draft in GGUF_PAIRS.values()]
+    cases = [
+        ["generate", "the th", *pairs[0]],
+        ["generate", "the th", "--raw", "-t", "1", *pairs[0]],
+        *(["generate", "the th", *pair] for pair in pairs[1:]),
+        ["generate", "-i", str(tmp_path / "in.jsonl"), *pairs[0]],
+        ["chat", *pairs[0]],
+    ]
+    (tmp_path / "in.jsonl").write_text(RECORDS)
+    before = f"{BEFORE}\nos.environ['XDG_CACHE_HOME'] = {str(tmp_path / 'cache')!r}" + ("" if real else LLAMA)
+    if real:  # the stand-in reads files with it
+        before += f"\nheavy = lambda: [name for name in {[*HEAVY, 'gguf', 'tokenizers']!r} if name in sys.modules]"
+    for flags, done in zip(cases, forked(tmp_path, before, RUN, cases), strict=True):
+        assert (done.returncode, heavy_of(done)) == (0, []), f"{flags}: {done.stderr}"
