@@ -312,7 +312,7 @@ class _Examination:
 
     def _examine_gguf(self, member: PairMember, checkpoint: Checkpoint, file: Path, facts: ModelFacts) -> None:
         """Examine a GGUF file: its header, then on llama.cpp, else as other models are."""
-        header, engine, table = read_header(file), self.profile.engine, member.table
+        (header, _), engine, table = read_header(file).split(), self.profile.engine, member.table
         need, on_llama = gguf_estimate(header), runs_on_llama(checkpoint, table, engine)
         facts.folder, facts.architecture = str(file), header.architecture
         facts.parameters, facts.context, facts.weights_by_dtype = header.parameters, header.context, header.sizes
@@ -431,7 +431,11 @@ class _Examination:
         if above.weights is not None:
             if not head.in_target or not runs_on_llama(above, verifier, self.profile.engine):
                 raise no_embeddings(head)
-            facts.reads_layers, facts.context = [LAST], read_header(above.weights).context
+            _, layers = read_header(above.weights).split()
+            placement = gguf_placement(verifier, gguf_estimate(layers), self.free, facts.key, here=self.report.here)
+            facts.reads_layers, facts.context, facts.parameters = [LAST], layers.context, layers.parameters
+            facts.dtype, facts.devices, facts.weights_by_dtype = "as stored", placement.shares, layers.sizes
+            facts.cache_per_1k_tokens = gguf_estimate(layers).cache_bytes(CACHE, 1000)
             return
         model = skeleton(above, verifier.trust_remote_code)
         if not head.local:

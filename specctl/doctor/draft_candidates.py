@@ -255,6 +255,8 @@ class _Target:
     @property
     def output_bytes(self) -> int:
         """Bytes of the target's output layer."""
+        if self.files.weights is not None:
+            return read_header(self.files.weights).output_bytes
         return self.vocabulary * self.hidden * ITEM_BYTES[self.expected.dtype or "float32"]
 
     def candidate(
@@ -291,6 +293,11 @@ class _Target:
     def own_layers(self) -> DraftCandidate:
         """The target's own MTP layer; a step reads about one decoder layer and the output layer."""
         own = self.expected
+        if self.files.weights is not None:
+            _, layers = read_header(self.files.weights).split()
+            reads, cache = layers.read_bytes(1) + self.output_bytes, gguf_estimate(layers).cache_bytes(CACHE, 1)
+            kind = "the target's own multi-token prediction layer"
+            return self.candidate(IN_TARGET, kind, layers.parameters, ITS, reads, cache, None)
         layer = max(0, own.reads[0] - self.output_bytes) // max(1, own.layers)
         cache = own.cache // max(1, own.layers)
         kind = "the target's own multi-token prediction layer"

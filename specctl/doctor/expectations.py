@@ -124,7 +124,7 @@ def expectations(profile: Profile, report: Diagnosis) -> list[Expectation]:
             continue
         member = member.located(above)
         if member.checkpoint is not None and runs_on_llama(member.checkpoint, table, profile.engine):
-            found.append(_of_gguf(member.checkpoint, known[role], context))
+            found.append(_of_gguf(member.checkpoint, known[role], context, ahead=member.head is not None))
         elif member.head is None:
             found.append(_of_model(member, known[role], context, profile, report.devices))
         elif (
@@ -173,10 +173,11 @@ def _of_model(
     )
 
 
-def _of_gguf(checkpoint: Checkpoint, facts: ModelFacts, context: int) -> Expectation:
-    """The expectation of a GGUF file on llama.cpp."""
+def _of_gguf(checkpoint: Checkpoint, facts: ModelFacts, context: int, *, ahead: bool) -> Expectation:
+    """The expectation of a GGUF file on llama.cpp, or (``ahead``) of its layers that predict further tokens."""
     assert checkpoint.weights is not None, "it is a GGUF file"
-    header = read_header(checkpoint.weights)
+    main, layers = read_header(checkpoint.weights).split()
+    header, output = (layers, main.output_bytes) if ahead else (main, 0)
     need, numbers = gguf_estimate(header), ITEM_BYTES["float32"]
     hidden, inner = (header.count(f"{name}_length") for name in ("embedding", "feed_forward"))
     states = min(PASS, facts.context or PASS) * (4 * hidden + 3 * inner) * numbers
@@ -188,8 +189,8 @@ def _of_gguf(checkpoint: Checkpoint, facts: ModelFacts, context: int) -> Expecta
         working=states + WIDEST * (facts.vocabulary or 0) * 4 * numbers,
         cache=need.cache_bytes(CACHE, 1),
         spare=SPARE,
-        layers=header.layers,
-        reads=tuple(header.read_bytes(width) for width in range(1, WIDEST + 1)),
+        layers=main.ahead if ahead else main.layers,
+        reads=tuple(header.read_bytes(width) + output for width in range(1, WIDEST + 1)),
         blocks=False,
         engine="llama.cpp",
         why="it is a GGUF file",

@@ -145,3 +145,24 @@ def test_drafts_for_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert "it is cut off" in left_out.pop(str(near.with_name("d-Q8_0-short.gguf")))
     assert not left_out
     assert same.exists()
+
+
+@pytest.mark.usefixtures("llama")
+def test_layers_that_predict_further_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    target = write(tmp_path / "t.gguf", "qwen35", "Q8_0", mtp=1)
+    main, layers = read_header(target).split()
+    reads = layers.read_bytes(1) + main.output_bytes
+    code, found = document("--target", str(target), "--draft", "target:mtp", "--devices")
+    assert code == 0, found["problems"]
+    facts = found["models"][1]
+    assert (facts["draft_head"], facts["parameters"], facts["reads_layers"]) == ("mtp", layers.parameters, [-1])
+    assert facts["devices"] == {"cpu": sum(layers.sizes.values())}
+    assert found["models"][0]["devices"] == {"cpu": sum(main.sizes.values())}
+    assert found["outlook"]["models"][1]["reads"] == [reads] * 41
+    assert found["outlook"]["models"][1]["layers"] == 1
+    code, found = document("--target", str(target), "--find-draft")
+    (own,) = (one for one in found["drafts"]["candidates"] if one["model"] == "target:mtp")
+    cache = 1000 * 2 * 64
+    assert own["cost"] == pytest.approx((reads + cache) / (main.read_bytes(1) + cache))

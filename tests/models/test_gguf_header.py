@@ -142,8 +142,12 @@ def test_what_passes_read_and_cache(tmp_path: Path) -> None:
     assert mixed.cached_values == 2 * 32  # one of its two layers has attention
     ahead = read_header(tiny_gguf.write(tmp_path / "mtp.gguf", "qwen35", "Q8_0", mtp=1))
     whole = read_header(tiny_gguf.write(tmp_path / "qwen35.gguf", "qwen35", "Q8_0"))
-    assert (ahead.layers, ahead.cached_values) == (whole.layers, whole.cached_values) == (2, 64)
-    assert ahead.read_bytes(1) == whole.read_bytes(1)
+    main, layer = ahead.split()
+    assert (main.layers, main.cached_values) == (whole.layers, whole.cached_values) == (2, 64)
+    assert main.read_bytes(1) == whole.read_bytes(1)
+    assert (main.sizes, main.output_bytes) == (whole.sizes, embedding)
+    assert (layer.cached_values, layer.output_bytes) == (64, 0)
+    assert layer.read_bytes(1) == sum(layer.sizes.values()) == sum(ahead.sizes.values()) - sum(main.sizes.values())
 
 
 def test_wider_passes_read_more_experts(tmp_path: Path) -> None:

@@ -131,12 +131,20 @@ class Header(NamedTuple):
         """The length in tokens that the model was trained for; None if the file does not say."""
         return self.count("context_length") or None
 
+    def split(self) -> tuple["Header", "Header"]:
+        """The model without the layers that predict further tokens, and these."""
+        parts: tuple[list[Tensor], list[Tensor]] = [], []
+        for tensor in self.tensors:
+            layer = LAYER.match(tensor.name)
+            parts[layer is not None and int(layer[1]) >= self.layers].append(tensor)
+        return self._replace(tensors=parts[0]), self._replace(tensors=parts[1])
+
     @property
     def cached_values(self) -> int:
         """How many numbers are cached for a token: the keys and values of all layers with attention."""
         rows = {tensor.name: tensor.shape for tensor in self.tensors}
         found = 0
-        for layer in range(self.layers):
+        for layer in range(self.layers + self.ahead):
             sizes = {part: rows.get(f"blk.{layer}.attn_{part}.weight") for part in ATTENTION}
             key, value, joined, latent, output = (sizes[part] for part in ATTENTION)
             if latent is not None:
@@ -147,24 +155,26 @@ class Header(NamedTuple):
                 found += joined[1] - output[0]
         return found
 
+    @property
+    def output_bytes(self) -> int:
+        """The bytes of the output matrix, which may be that of the embeddings."""
+        sizes = {tensor.name: tensor.size for tensor in self.tensors}
+        return sizes.get("output.weight", sizes.get("token_embd.weight", 0))
+
     def read_bytes(self, tokens: int) -> int:
         """The bytes of weights that a pass over some tokens reads.
 
-        Without embeddings, of which it reads a row for each token, and layers that predict further tokens. Tokens are
-        assumed to choose experts at random, so wider passes read more of them.
+        Without embeddings, of which it reads a row for each token. Tokens are assumed to choose experts at random, so
+        wider passes read more of them.
         """
-        tied = all(tensor.name != "output.weight" for tensor in self.tensors)
         experts, chosen = self.count("expert_count"), self.count("expert_used_count")
         share = 1 - (1 - chosen / experts) ** tokens if experts else 1.0
-        found = 0.0
-        for tensor in self.tensors:
-            layer = LAYER.match(tensor.name)
-            embedding = tensor.name == "per_layer_token_embd.weight" or (
-                tensor.name == "token_embd.weight" and not tied
-            )
-            if not embedding and (layer is None or int(layer[1]) < self.layers):
-                found += tensor.size * (share if "_exps." in tensor.name else 1)
-        return round(found)
+        found = sum(
+            tensor.size * (share if "_exps." in tensor.name else 1)
+            for tensor in self.tensors
+            if tensor.name not in ("token_embd.weight", "per_layer_token_embd.weight", "output.weight")
+        )
+        return round(found) + self.output_bytes
 
     def count(self, key: str) -> int:
         """A number of the architecture's metadata; 0 without one."""
