@@ -253,9 +253,9 @@ class LlamaPasses(Passes):
             self._wanted[: width - keep], self._wanted[width - keep : width] = 0, 1
         if self.slots > 1:
             self._sequences[:width] = self._places[slot]
+        self._cells[slot] = stop  # before the call, since an interrupt is raised right after it
         self._decode(width, hidden=False)
         self._texts[slot][after:] = tokens
-        self._cells[slot] = stop
         return Forward(self._logits(width - keep, keep))
 
     def _call(self, requests: Sequence[Request]) -> list[Forward]:
@@ -298,15 +298,14 @@ class LlamaPasses(Passes):
                 self._sequences[count:stop] = self._places[request.slot]
             firsts.append(last - request.keep)
             count = stop
+            self._cells[request.slot] = start + width  # before the call, since an interrupt is raised right after it
+            if self._recurrent is not None:
+                self._recurrent.was_read(request.slot, width)
         hidden = any(request.hidden for request in requests)
         self._decode(count, hidden=hidden)
         found = []
-        for request, width, start, tokens, first in zip(requests, widths, starts, given, firsts, strict=True):
-            text = self._texts[request.slot]
-            text[start:] = tokens
-            self._cells[request.slot] = start + width
-            if self._recurrent is not None:
-                self._recurrent.was_read(request.slot, width)
+        for request, start, tokens, first in zip(requests, starts, given, firsts, strict=True):
+            self._texts[request.slot][start:] = tokens
             columns = self._logits(first, request.keep)
             states = self._states(first, request.keep) if request.hidden else None
             seen = self._seen(first + request.keep, len(request.tokens)) if self._watched else None

@@ -242,6 +242,30 @@ def test_a_failed_call_loses_no_text(
     assert np.array_equal(found[1].columns, expected[5:9])
 
 
+@pytest.mark.parametrize("architecture", ["llama", "lfm2", "mamba2"])
+def test_an_interrupt_right_after_a_call(pretended: PretendedLlama, tmp_path: Path, architecture: str) -> None:
+    text = some_text(20)
+    model = LlamaModel.open(write(tmp_path / "m.gguf", architecture))
+    passes = LlamaPasses(model, V, CONTEXT, PLAIN, 1, slots=2)
+    expected = rows_of(passes.over(1), text)
+    passes.forward([Request(0, 0, text[:10], 1), Request(1, 0, text[:5], 1)])
+    read = pretended.llama_decode
+
+    def interrupted(*arguments: Any) -> None:
+        read(*arguments)
+        raise KeyboardInterrupt
+
+    for requests in ([Request(0, 10, text[10:13], 3), Request(1, 5, text[5:7], 2)], [Request(1, 5, text[5:8], 3)]):
+        pretended.llama_decode = interrupted  # type: ignore[assignment]
+        with pytest.raises(KeyboardInterrupt):
+            passes.forward(requests)
+        pretended.llama_decode = read  # type: ignore[method-assign]
+
+    found = passes.forward([Request(0, 10, text[10:], 10), Request(1, 5, text[5:9], 4)])
+    assert np.array_equal(found[0].columns, expected[10:])
+    assert np.array_equal(found[1].columns, expected[5:9])
+
+
 @pytest.mark.usefixtures("pretended")
 def test_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = LlamaModel.open(write(tmp_path / "m.gguf"))
