@@ -51,10 +51,10 @@ def pairing_obstacle(target: ModelTable, draft: DraftTable) -> str | None:
     """
     if not draft.has_files or find_head("draft", draft, ("target", target)) is not None:
         return "transformers drafts with a whole model only"
-    widths = [
-        load_config(locate(table, role), table.trust_remote_code).get_text_config(decoder=True).vocab_size
-        for role, table in (("target", target), ("draft", draft))
-    ]
+    located = [(locate(table, role), table.trust_remote_code) for role, table in (("target", target), ("draft", draft))]
+    if any(checkpoint.weights is not None for checkpoint, _ in located):
+        return "transformers runs no GGUF files as they are"
+    widths = [load_config(*each).get_text_config(decoder=True).vocab_size for each in located]
     if widths[0] == widths[1]:
         return None
     return f"transformers needs logits of equal width, and these have {widths[0]} and {widths[1]} columns"
@@ -92,24 +92,25 @@ class AssistedPeer(Peer):
     """
 
     def __init__(self, pair: Pair, name: str, settings: Mapping[str, Any] | None = None) -> None:
-        if len(pair.models) < 2:
+        models = [model for runner, model in pair.runners if runner.runs_model][:2]
+        if len(models) < 2:
             raise UsageError(
                 f"{name} needs a draft model", "choose a profile with one; transformers runs no draft heads"
             )
-        target_model, draft_model = pair.models[:2]
+        target_model, draft_model = models
         if target_model is None or draft_model is None:
-            raise UsageError(f"{name} cannot run GGUF files on llama.cpp", "leave this peer out")
-        models = target_model, draft_model
-        if any(map(is_sharded, models)):
+            raise UsageError(f"{name} cannot run GGUF files, which llama.cpp runs", "leave this peer out")
+        self._models = target_model, draft_model
+        if any(map(is_sharded, self._models)):
             raise UsageError(
                 f"{name} cannot run models in shards: transformers would run this process's shares alone",
                 'set placement = "spread", or leave this peer out',
             )
-        if any(next(model.parameters()).is_meta for model in models):
+        if any(next(model.parameters()).is_meta for model in self._models):
             raise UsageError(
                 f"{name} cannot run models whose weights stay in their files", "unpack them, or leave this peer out"
             )
-        target, draft = (model.config.get_text_config() for model in models)
+        target, draft = (model.config.get_text_config() for model in self._models)
         if target.vocab_size != draft.vocab_size:
             raise UsageError(
                 f"{name} cannot run this pair: transformers needs logits of equal width, and these have "
@@ -117,9 +118,8 @@ class AssistedPeer(Peer):
                 "leave this peer out",
             )
         super().__init__(pair)
-        self._models = models
         self._settings = ASSISTED[name] if settings is None else settings
-        self._counters = [_Counter(model) for model in models]
+        self._counters = [_Counter(model) for model in self._models]
         self._noted = _Thresholds(draft_model) if name in MOVING else None
         self.passes: list[tuple[int, int]] = []
         self.thresholds: list[tuple[float, float] | None] = []

@@ -8,13 +8,14 @@ import pytest
 
 from specctl.decoding.composition import build_drafter
 from specctl.decoding.session import Session
-from specctl.errors import ModelError
+from specctl.errors import ModelError, UsageError
 from specctl.models.files.checkpoint import locate
 from specctl.models.loading import file_models, pair_members
 from specctl.models.loading.assembly import load_pair
 from specctl.models.running.engines import EngineSettings
 from specctl.models.running.pair import Pair
 from specctl.models.running.transforms import CheckedPasses
+from specctl.peers.assisted import AssistedPeer, pairing_obstacle
 from specctl.profile import Profile, resolve
 from specctl.profile.schema import ModelTable
 from specctl.text_engine.row_count import most_rows
@@ -187,6 +188,15 @@ def test_draft_heads_do_not_read_them(tmp_path: Path) -> None:
         with pytest.raises(ModelError) as caught:
             opened(profile_of(target, draft))
         assert "prompt:lookup" in caught.value.hint
+
+
+@pytest.mark.usefixtures("llama")
+def test_transformers_is_no_peer_of_them(tmp_path: Path) -> None:
+    both = profile_of(write(tmp_path / "t.gguf"), write(tmp_path / "d.gguf"))
+    assert both.draft is not None
+    assert "GGUF" in (pairing_obstacle(both.target, both.draft) or "")
+    with pytest.raises(UsageError, match="cannot run GGUF files"):
+        AssistedPeer(opened(both), "hf-constant")
 
 
 @pytest.mark.usefixtures("llama")
