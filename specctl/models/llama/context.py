@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from specctl.models.llama.model import LlamaModel
 from specctl.models.llama.rounding import Rounding
-from specctl.models.llama.states import KEPT
+from specctl.models.llama.states import states_kept
 
 FLASH = 1  # Flash attention is always used: without it a single row rounds otherwise than several
 AHEAD = 1  # llama.cpp's number of a context of MTP layers
@@ -42,7 +42,7 @@ class Context:
         parameters.type_k = parameters.type_v = rounding.cache
         parameters.flash_attn_type = FLASH
         parameters.swa_full, parameters.kv_unified = True, False
-        parameters.n_rs_seq = min(KEPT, rounding.most - 2) if model.stateful and kind != AHEAD else 0
+        parameters.n_rs_seq = 0 if kind == AHEAD else states_kept(model, slots, rounding.most)
         parameters.ctx_type = kind
         parameters.no_perf = True
         if not model.cards:

@@ -160,6 +160,24 @@ class LlamaModel:
         sizes = (int(self.metadata(f"{kind}.attention.{name}_length") or size) for name in ("key", "value"))
         return self.layers * sets * sum(sizes)
 
+    @cached_property
+    def state_bytes(self) -> int:
+        """The size of a sequence's recurrent states, as if all layers had them; an estimate, 0 if unknown."""
+        kind = self.metadata("general.architecture")
+        width, inner, size, groups, places, short = (
+            int(self.metadata(f"{kind}.{name}") or 0)
+            for name in (
+                "embedding_length",
+                "ssm.inner_size",
+                "ssm.state_size",
+                "ssm.group_count",
+                "ssm.conv_kernel",
+                "shortconv.l_cache",
+            )
+        )
+        convolved = max(0, places - 1) * (inner + 2 * groups * size) + max(0, short - 1) * width
+        return 4 * self.layers * (inner * size + convolved)
+
 
 def file_bytes(path: Path) -> int:
     """The size of a file, or of all parts of a split one."""

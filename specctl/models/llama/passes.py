@@ -70,7 +70,7 @@ class LlamaPasses(Passes):
         self._texts: list[list[int]] = [[] for _ in range(slots)]  # the tokens that each sequence has read
         self._cells = [0] * slots  # how many tokens llama.cpp's memory holds of each, from its text's beginning
         self._recurrent = Recurrent(model.library, slots) if model.stateful else None
-        self._again = min(AGAIN, rounding.most // 2) if model.stateful else 0  # see `AGAIN`
+        self._again = min(AGAIN, rounding.most // 4) if model.stateful else 0  # see `AGAIN`
         # up to how many tokens a lone sequence is read without padding; 0 where tokens may be read again
         self._plain = rounding.most if rounding.least == 1 and not model.stateful else 0
         self._copied: set[int] = set()  # sequences that llama.cpp copies before its next call
@@ -227,7 +227,7 @@ class LlamaPasses(Passes):
         while start < width:
             end = min(start + longest, width)
             if 0 < width - end < least:
-                end -= least
+                end = max(width - least, start + 1)
             if end > first:
                 end = min(end, start + rows if hidden else max(start, first) + rows)
             kept = max(0, end - max(start, first))

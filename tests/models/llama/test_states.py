@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from specctl.errors import ModelError
+from specctl.models.llama import states
 from specctl.models.llama.library import BF16, require_llama
 from specctl.models.llama.model import LlamaModel
 from specctl.models.llama.passes import LlamaPasses
@@ -89,6 +90,23 @@ def check_loop(file: Path, rounding: Rounding, count: int, *, most: int = 12, se
 def test_drafts_change_no_row(tmp_path: Path, llama: PretendedLlama, architecture: str, least: int) -> None:
     llama.lone *= least - 1
     check_loop(write(tmp_path / "m.gguf", architecture), Rounding(least=least), 80)
+
+
+@pytest.mark.usefixtures("llama")
+@pytest.mark.parametrize(
+    ("room", "most", "kept"), [(1 << 26, 512, 8), (1 << 26, 6, 4), (1 << 26, 4, 2), (40_000, 512, 2), (1, 512, 0)]
+)
+def test_llama_cpp_keeps_states_that_are_small(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int, most: int, kept: int
+) -> None:
+    monkeypatch.setattr(states, "SMALL", room)
+    monkeypatch.setattr(states, "SHARE", 1 << 40)
+    file, rounding = write(tmp_path / "m.gguf", "qwen35"), Rounding(least=2, most=most)
+
+    passes = passes_of(file, rounding)
+
+    assert passes.model.library.llama_n_rs_seq(passes._context.handle) == kept
+    check_loop(file, rounding, 40)
 
 
 @pytest.mark.slow
