@@ -85,11 +85,12 @@ def check_loop(file: Path, rounding: Rounding, count: int, *, most: int = 12, se
     assert not differ
 
 
-@pytest.mark.parametrize("least", [1, 2])
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(
+    ("architecture", "least"), [*((name, 2) for name in ARCHITECTURES), ("llama", 1), ("lfm2", 1), ("mamba2", 1)]
+)
 def test_drafts_change_no_row(tmp_path: Path, llama: PretendedLlama, architecture: str, least: int) -> None:
     llama.lone *= least - 1
-    check_loop(write(tmp_path / "m.gguf", architecture), Rounding(least=least), 80)
+    check_loop(write(tmp_path / "m.gguf", architecture), Rounding(least=least), 60)
 
 
 @pytest.mark.usefixtures("llama")
