@@ -60,6 +60,7 @@ def write(
     mtp: int = 0,
     words: int = 320,
     sentencepiece: bool = False,
+    pre: str = "",
     tied: bool = False,
     template: str | None = TEMPLATE,
     pieces: Mapping[int, str] | None = None,
@@ -85,6 +86,7 @@ def write(
         mtp: number of MTP layers of a qwen35, at most one.
         words: size of the vocabulary, at least 320.
         sentencepiece: whether the vocabulary is SentencePiece's instead of byte-level BPE.
+        pre: how llama.cpp splits a text into words, by its own names; "" for GPT-2's way.
         tied: whether the embeddings are the output matrix.
         template: chat template, None for none.
         pieces: other texts of tokens, by id; control tokens if they have the form ``<...>``, unused with ``[PAD...]``.
@@ -106,7 +108,7 @@ def write(
     writer = gguf.GGUFWriter(path, architecture, split_max_tensors=split)
     writer.add_name(f"tiny {architecture}")
     _describe(writer, architecture, layers, width, context, window, experts, mtp)
-    _add_vocabulary(writer, words, sentencepiece, pieces or {}, added or {})
+    _add_vocabulary(writer, words, sentencepiece, pieces or {}, added or {}, pre)
     if template is not None:
         writer.add_chat_template(template)
     for name, value in metadata.items():
@@ -203,7 +205,12 @@ def _inner(architecture: str, width: int) -> tuple[int, int]:
 
 
 def _add_vocabulary(
-    writer: gguf.GGUFWriter, words: int, sentencepiece: bool, pieces: Mapping[int, str], added: Mapping[int, str]
+    writer: gguf.GGUFWriter,
+    words: int,
+    sentencepiece: bool,
+    pieces: Mapping[int, str],
+    added: Mapping[int, str],
+    pre: str,
 ) -> None:
     normal, unknown, control, defined, unused, byte = 1, 2, 3, 4, 5, 6  # llama.cpp's types of tokens
     if sentencepiece:
@@ -224,7 +231,7 @@ def _add_vocabulary(
         tokens[token], types[token] = text, defined
     writer.add_vocab_size(words)
     writer.add_tokenizer_model("llama" if sentencepiece else "gpt2")
-    writer.add_tokenizer_pre("default" if sentencepiece else "gpt-2")
+    writer.add_tokenizer_pre(pre or ("default" if sentencepiece else "gpt-2"))
     writer.add_token_list(tokens)
     writer.add_token_types(types)
     if sentencepiece:

@@ -1,16 +1,18 @@
 """The tokenizer in a GGUF file: llama.cpp's ids and texts, with the names that transformers gives the tokens."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from ctypes import c_int32, create_string_buffer
 from functools import cached_property, partial
 from itertools import pairwise, repeat
 from pathlib import Path
+from threading import Lock, Thread, stack_size
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 
+from specctl.errors import RecordError
 from specctl.models.files.tokenizer import SPACE, Backend, ChatTemplate, LightTokenizer
 from specctl.models.llama.model import LlamaModel
 
@@ -30,6 +32,13 @@ NAMES = {
 """The names of special tokens in chat templates, and in a file's metadata."""
 ANCHORS = ("\n", "a", ".")
 """Prefixes by which a text is encoded as the middle of one."""
+WORDS = re.compile(r"(\s+)")
+LONG, LONGEST, STACK = 4096, 1 << 20, 1024
+"""The characters of a word, or of the spaces between words, that are read as any text is; the most that are read at all;
+the stack for each in bytes. With many vocabularies llama.cpp splits texts by a regular expression of the C++ library,
+which takes some 350 bytes of the stack for each character of a word, and without them ends the process.
+"""
+_STACKS = Lock()
 MARK = re.compile("<.*>", re.DOTALL)
 LISTED = 4096  # Special tokens are listed when this many characters have been encoded, since that takes longer
 WORD = 256  # bytes that are enough for most tokens
@@ -74,6 +83,12 @@ def tokenize(model: LlamaModel, text: str, *, begins: bool, marks: bool) -> list
         begins: whether to add the special tokens that the file puts before and after a text.
         marks: whether special tokens that the text spells are read as such.
     """
+    if len(text) > LONG and (longest := max(map(len, WORDS.split(text)))) > LONG:
+        return _with_stack(longest, partial(_tokenize, model, text, begins=begins, marks=marks))
+    return _tokenize(model, text, begins=begins, marks=marks)
+
+
+def _tokenize(model: LlamaModel, text: str, *, begins: bool, marks: bool) -> list[int]:
     data = text.encode("utf-8", "replace")
     read = partial(model.library.llama_tokenize, model.vocab, data, len(data))
     size = len(data) + 4
@@ -82,6 +97,25 @@ def tokenize(model: LlamaModel, text: str, *, begins: bool, marks: bool) -> list
         found = (c_int32 * -count)()
         count = read(found, -count, begins, marks)
     return found[:count]
+
+
+def _with_stack(characters: int, read: Callable[[], list[int]]) -> list[int]:
+    """Call ``read`` in a thread whose stack is large enough for a word of so many characters."""
+    too_long = RecordError("invalid_text", f"a text with a word of {characters:,} characters cannot be read")
+    if characters > LONGEST:
+        raise too_long
+    found: list[list[int]] = []
+    thread = Thread(target=lambda: found.append(read()), name="long word")
+    with _STACKS:
+        before = stack_size(STACK * (1024 + characters))
+        try:
+            thread.start()
+        except RuntimeError as error:  # the system gives no such stack
+            raise too_long from error
+        finally:
+            stack_size(before)
+    thread.join()
+    return found[0]
 
 
 def tokenize_middle(model: LlamaModel, text: str) -> list[int]:

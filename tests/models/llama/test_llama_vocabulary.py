@@ -7,6 +7,7 @@ import re
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from threading import current_thread, stack_size
 from typing import Any
 
 import numpy as np
@@ -148,6 +149,20 @@ def test_special_tokens_are_looked_for_only_where_they_are(
         (b"a<|tool|><|end|>", True),
         (b"|><|tool|>", True),
     ]
+
+
+def test_a_long_word_is_read_with_a_larger_stack(
+    letters: LlamaTokenizer, library: PretendedLlama, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readers: list[str] = []
+    real = library.llama_tokenize
+    monkeypatch.setattr(library, "llama_tokenize", lambda *a: (readers.append(current_thread().name), real(*a))[1])
+    for text in ("a" * 5000, " " * 5000, "a b " * 5000):
+        assert letters.decode(letters.encode(text)) == text
+    assert readers == ["long word", "long word", "MainThread"]
+    assert stack_size() == 0
+    with pytest.raises(RecordError, match="a word of 1,048,577 characters"):
+        letters.encode("a" * ((1 << 20) + 1))
 
 
 def test_bytes_of_a_character_are_held_back(own: LlamaTokenizer) -> None:
@@ -365,6 +380,16 @@ def allowed_after(tokenizer: Tokenizer, source: tuple[str, str]) -> list[Any]:
             break
         text.append(token)
     return rows
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pre", ["gpt-2", "tekken", "deepseek-llm", "gpt-4o", "falcon"])
+def test_a_long_word_does_not_end_the_process(pre: str, tmp_path: Path) -> None:
+    if package() is None:
+        pytest.skip("llama.cpp's library is not installed")
+    own = LlamaTokenizer.open(written(tmp_path, sentencepiece=False, pre=pre))
+    for text in ("a" * 200_000, "!" * 200_000, "\n" * 100_000 + "a" * 100_000):
+        assert own.decode(own.encode(text)) == text
 
 
 @pytest.mark.slow
