@@ -52,6 +52,7 @@ from specctl.models.placing.placement import (
     weighed,
 )
 from specctl.models.placing.quantization import form_of
+from specctl.models.placing.torch_gguf import stays_packed
 from specctl.models.predictors.predictor_checkpoint import locate_predictor, mismatch, on_hub, require_kind
 from specctl.models.running.context import ENDLESS
 from specctl.models.running.engines import EngineSettings, require_fixed_width
@@ -318,7 +319,8 @@ class _Examination:
         facts.parameters, facts.context, facts.weights_by_dtype = header.parameters, header.context, header.sizes
         facts.vocabulary, facts.eos_ids = header.values.get("tokenizer.ggml.tokens"), gguf_ends(header)
         facts.cache_per_1k_tokens = need.cache_bytes(CACHE, 1000)
-        facts.gguf = gguf_facts(header, on_llama=on_llama)
+        on_torch = not on_llama and stays_packed(checkpoint, engine, kind_of_device(table, self.free))
+        facts.gguf = gguf_facts(header, on_llama=on_llama, on_torch=on_torch)
         if on_llama:
             require_llama()
             require_plain(checkpoint, table)

@@ -9,6 +9,7 @@ from specctl.models.files.gguf_header import Header
 from specctl.models.llama.library import require_llama
 from specctl.models.placing.memory import DeviceMemory, Estimate
 from specctl.models.placing.placement import Placement, place
+from specctl.models.placing.torch_gguf import kernels_there, kernels_wanted
 from specctl.profile.schema import ModelTable
 
 if TYPE_CHECKING:
@@ -24,15 +25,22 @@ class GgufFacts:
 
     files: int  # the number of files that the model is in
     pass_bytes: int  # bytes of weights that a pass over one token reads
-    engine: str  # ``llama.cpp``, or what runs it without that
+    engine: str  # what runs it: ``llama.cpp``, ``onnxruntime``, or torch and the package that it needs
     library: str | None  # the distribution with llama.cpp, and its version; None without one
     passes: str | None  # how the passes of a target on llama.cpp round, in words
     install: str | None  # why there is none, and what to run; None where there is one
 
 
-def gguf_facts(header: Header, *, on_llama: bool) -> GgufFacts:
-    """The facts of a file; ``on_llama`` as `runs_on_llama` says."""
-    engine, library, install = "llama.cpp" if on_llama else "onnxruntime or torch", None, None
+def gguf_facts(header: Header, *, on_llama: bool, on_torch: bool) -> GgufFacts:
+    """The facts of a file.
+
+    Args:
+        header: of the file.
+        on_llama, on_torch: what runs it, as `runs_on_llama` and `stays_packed` say.
+    """
+    engine, library, install = "llama.cpp" if on_llama else "onnxruntime", None, None
+    if on_torch:
+        engine = f"torch, with kernels {kernels_there() or 'missing'}; transformers takes {kernels_wanted()}"
     try:
         found = require_llama()
         library = f"{found.name} {found.version}"

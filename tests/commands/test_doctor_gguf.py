@@ -14,6 +14,7 @@ from specctl.commands.doctor import doctor
 from specctl.doctor import diagnosis
 from specctl.models.files.gguf_header import read_header
 from specctl.models.llama import library
+from specctl.models.placing import torch_gguf
 from specctl.models.placing.memory import DeviceMemory
 from tests.support.pretended_llama import PretendedLlama
 from tests.support.tiny_gguf import damaged, write
@@ -166,3 +167,19 @@ def test_layers_that_predict_further_tokens(tmp_path: Path, monkeypatch: pytest.
     (own,) = (one for one in found["drafts"]["candidates"] if one["model"] == "target:mtp")
     cache = 1000 * 2 * 64
     assert own["cost"] == pytest.approx((reads + cache) / (main.read_bytes(1) + cache))
+
+
+def test_a_file_that_torch_runs_on_a_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = write(tmp_path / "m.gguf", "lfm2", "Q8_0")
+    arguments = ("--target", str(file), "--set", "engine=eager", "--memory", "cuda:0=16GiB")
+    code, found = document(*arguments)
+    facts = found["models"][0]
+    assert code == 3
+    assert facts["gguf"]["engine"].startswith("torch, with kernels missing; transformers takes kernels>=0.")
+    assert "torch computes with its blocks through kernels>=0." in found["problems"][0]["message"]
+    monkeypatch.setattr(torch_gguf, "kernels_fit", lambda: True)
+    code, found = document(*arguments)
+    facts = found["models"][0]
+    assert code == 0, found["problems"]
+    assert facts["devices"].keys() == {"cuda:0"}
+    assert facts["eos_ids"] == [0, 2]
