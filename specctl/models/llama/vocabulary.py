@@ -34,8 +34,8 @@ ANCHORS = ("\n", "a", ".")
 """Prefixes by which a text is encoded as the middle of one."""
 WORDS = re.compile(r"(\s+)")
 LONG, LONGEST, STACK = 4096, 1 << 20, 1024
-"""The characters of a word, or of the spaces between words, that are read as any text is; the most that are read at all;
-the stack for each in bytes. With many vocabularies llama.cpp splits texts by a regular expression of the C++ library,
+"""The characters of a word, or of the spaces between words, that are read as any text is; the most that are read; the
+stack for each in bytes. With many vocabularies llama.cpp splits texts by a regular expression of the C++ library,
 which takes some 350 bytes of the stack for each character of a word, and without them ends the process.
 """
 _STACKS = Lock()
@@ -100,7 +100,7 @@ def _tokenize(model: LlamaModel, text: str, *, begins: bool, marks: bool) -> lis
 
 
 def _with_stack(characters: int, read: Callable[[], list[int]]) -> list[int]:
-    """Call ``read`` in a thread whose stack is large enough for a word of so many characters."""
+    """Call ``read`` in a thread whose stack is large enough for a word of that length."""
     too_long = RecordError("invalid_text", f"a text with a word of {characters:,} characters cannot be read")
     if characters > LONGEST:
         raise too_long
