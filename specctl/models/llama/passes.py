@@ -19,8 +19,7 @@ from specctl.models.passes.inference import HOST
 from specctl.models.passes.watching import LAST, kept_states
 from specctl.models.running.passes import Passes, Request
 from specctl.models.running.slot import Slot
-from specctl.models.running.threads import LARGE as LARGE_MODEL
-from specctl.models.running.threads import fastest, small_round, timed
+from specctl.models.running.threads import ONE_THREAD, fastest, small_round, timed
 from specctl.printable import gib
 
 if TYPE_CHECKING:
@@ -32,8 +31,6 @@ CAPACITY = 256  # Initial number of tokens of a sequence that fit; it doubles wh
 ROWS, MORE_ROWS = 64, 16
 """The most tokens with logits in one pass: memory for their logits is reserved. For more sequences, at least the second
 number for each of them."""
-ONE_THREAD = 16 << 20
-"""Models up to this size in bytes run with one thread: their passes are over before other threads have started."""
 LARGE = 1 << 26  # Bytes of a cache from which free memory is looked up first
 NO_MEMORY = (1, -2)  # Codes of llama.cpp's calls for which there was no room
 MOST_VIEWS = 256  # How many views of logits are kept
@@ -138,11 +135,7 @@ class LlamaPasses(Passes):
         Args:
             numbers: the numbers to choose from, at least one.
         """
-        choices = sorted(numbers)
-        if self.model.bytes <= ONE_THREAD or self.model.cards:
-            choices = [1]
-        elif self.model.bytes > LARGE_MODEL:  # see there
-            choices = choices[-1:]
+        choices = [1] if self.model.bytes <= ONE_THREAD or self.model.cards else sorted(numbers)
         if len(choices) > 1:
             play = small_round([Slot(self)], self._vocabulary)
 

@@ -230,7 +230,7 @@ def _pair(
     )
     used = threads.by_engine(made.bare)
     if tries and used is threads:
-        used = replace(threads, number=threads_of(made.bare), reason="as its graph is small")
+        used = replace(threads, number=threads_of(made.bare), reason="as its file is small")
     if graphs:
         tell_torch(used.number)  # a registered drafter may have imported it
     return Pair(

@@ -17,7 +17,7 @@ from specctl.models.passes.tree_sight import Seen, TreeSight, gather_path
 from specctl.models.passes.watching import LAST, kept_states
 from specctl.models.running.passes import Passes, Request
 from specctl.models.running.slot import Slot
-from specctl.models.running.threads import fastest, small_round, timed
+from specctl.models.running.threads import ONE_THREAD, fastest, small_round, timed
 
 if TYPE_CHECKING:
     import torch
@@ -34,8 +34,6 @@ ATTENDED, WIDE_HEAD, WIDE_ATTENDED = 2, 128, 65
 the last token's is repeated. The keys and values of repeated rows take slots after the sequence, until the next pass.
 The scores of heads wider than WIDE_HEAD are computed otherwise where there are fewer than WIDE_ATTENDED keys, so the
 last row is repeated until there are as many."""
-ONE_THREAD = 16 << 20
-"""Models up to this size in bytes run with one thread: their passes are over before other threads have started."""
 
 
 class _Integers:

@@ -16,7 +16,6 @@ from specctl.models.onnx.engine import (
     graph_path,
     require_exporter,
 )
-from specctl.models.onnx.passes import ONE_THREAD
 from specctl.models.onnx.store import Store, Unable, cache_folder, first_line, key_of_head
 from specctl.models.onnx_heads.runners import (
     CONFIDENCE,
@@ -32,6 +31,7 @@ from specctl.models.passes.weights import weight_bytes
 from specctl.models.running.engines import EngineSettings
 from specctl.models.running.one_function import ROUNDING, apart
 from specctl.models.running.slot import Slot
+from specctl.models.running.threads import ONE_THREAD
 
 if TYPE_CHECKING:
     import numpy as np

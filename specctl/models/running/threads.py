@@ -28,6 +28,8 @@ LARGE = 1 << 30
 """From this many bytes of weights on, a trial takes too long. Every free core helps then, since reading the weights
 takes the time.
 """
+ONE_THREAD = 16 << 20
+"""Models up to this size in bytes run with one thread: their passes are over before other threads have started."""
 FEW = 4  # A number of threads to try where there are more cores: small models gain from a few, but not from many
 GAIN = 0.95
 """More threads must take at most this share of the time, since they suffer more from other programs."""

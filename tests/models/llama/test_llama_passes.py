@@ -188,10 +188,6 @@ def test_the_fastest_number_of_threads(opener: Opener, monkeypatch: pytest.Monke
     monkeypatch.setattr("specctl.models.llama.passes.ONE_THREAD", 0)
     passes.try_threads([2])
     assert passes.threads == 2
-    monkeypatch.setattr("specctl.models.llama.passes.LARGE_MODEL", 0)
-    passes.try_threads([1, 3])
-    assert (passes.threads, passes.tried) == (3, {})
-    monkeypatch.setattr("specctl.models.llama.passes.LARGE_MODEL", 1 << 30)
     passes.try_threads([1, 2])
     assert passes.tried.keys() == {1, 2}
     assert passes.threads in (1, 2)
