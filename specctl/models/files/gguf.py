@@ -6,18 +6,19 @@ import json
 import os
 import shlex
 import shutil
-import struct
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specctl.errors import ModelError, pip_install
 from specctl.models.files.cache import cache_home
+from specctl.models.files.gguf_header import Tensor, read_header
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,7 +28,6 @@ LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_positio
 """Settings of Llama 3.1 to 3.3 besides their factor; a GGUF file has only the resulting frequency divisors."""
 ENDS = ("eos", "eot", "eom")
 """What may end a text, by its metadata key: the end of a text, of a turn, of a message."""
-SWAPPED = ">" if sys.byteorder == "little" else "<"  # In formats of `struct`, the order that is not this machine's
 MAKERS = ("specctl-llm", "transformers", "tokenizers", "gguf")
 """Packages that decide what `small_files` has."""
 
@@ -44,7 +44,7 @@ def is_gguf(file: Path) -> bool:
 
 
 class GgufFile:
-    """A GGUF file, opened with the package gguf and mapped into memory.
+    """A GGUF file, mapped into memory, for transformers, which reads it with the package gguf.
 
     Args:
         path: of a whole model in one file.
@@ -54,39 +54,14 @@ class GgufFile:
     """
 
     def __init__(self, path: Path) -> None:
-        import numpy as np
-
         self.path = path
-        try:
-            from gguf import GGUFReader, GGUFValueType
-        except ImportError as error:
+        if find_spec("gguf") is None:
             raise ModelError(
                 "Reading GGUF files needs the package gguf, which is not installed.", f"Run `{pip_install('gguf')}`."
-            ) from error
-
-        class Reader(GGUFReader):
-            """Reads arrays of numbers at once, and steps over arrays of texts; the vocabulary would take seconds."""
-
-            def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
-                array = raw_type == GGUFValueType.ARRAY
-                kind = GGUFValueType(self._get(orig_offs, np.uint32)[0]) if array else GGUFValueType.ARRAY
-                if kind is GGUFValueType.ARRAY:
-                    return super()._get_field_parts(orig_offs, raw_type)
-                count, start = int(self._get(orig_offs + 4, np.uint64)[0]), orig_offs + 12
-                if kind is not GGUFValueType.STRING:
-                    numbers = self._get(start, self.gguf_scalar_to_np[kind], count)
-                    return 12 + numbers.nbytes, [numbers], [0], [GGUFValueType.ARRAY, kind]
-                length = struct.Struct("=Q" if self.byte_order == "I" else f"{SWAPPED}Q")
-                data: Any = self.data
-                place = start
-                for _ in range(count):
-                    place += 8 + length.unpack_from(data, place)[0]
-                return place - orig_offs, [], [], [GGUFValueType.ARRAY, kind]
-
-        with self.read():
-            self._reader = Reader(path)
-            self.architecture = str(self.value("general.architecture"))
-            parts = self.value("split.count") or 1
+            )
+        self.header = read_header(path)
+        self.architecture = self.header.architecture
+        parts = max(len(self.header.files), self.value("split.count") or 1)
         if parts > 1:
             raise ModelError(
                 f"{path} is one of {parts} files.", "Join them with llama.cpp's `llama-gguf-split --merge FIRST ALL`."
@@ -107,17 +82,20 @@ class GgufFile:
 
     def value(self, key: str) -> Any:
         """A file's metadata under a key; None if absent."""
-        field = self._reader.get_field(key)
-        return None if field is None else field.contents()
+        return self.header.values.get(key)
 
     @cached_property
-    def tensors(self) -> dict[str, Any]:
-        """The tensors by their names in the file.
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors by their names in the file."""
+        return {tensor.name: tensor for tensor in self.header.tensors}
 
-        Each has ``data``, rows in the file's form; ``tensor_type``, with its ``name``; ``shape``, of its numbers,
-        the inputs first; ``n_bytes``.
-        """
-        return {tensor.name: tensor for tensor in self._reader.tensors}
+    def rows(self, tensor: Tensor) -> "np.ndarray[Any, Any]":
+        """A tensor's rows: numbers of float32 or float16, the inputs last, else blocks as bytes."""
+        import numpy as np
+
+        data = np.memmap(self.path, mode="r", offset=tensor.offset, shape=tensor.size)
+        kind = {"F32": "<f4", "F16": "<f2"}.get(tensor.type, "u1")
+        return data.view(np.dtype(kind)).reshape(*tensor.shape[:0:-1], -1)
 
     @property
     def end_ids(self) -> list[int]:
@@ -151,7 +129,7 @@ class GgufFile:
         arch = self.architecture
         original = self.value(f"{arch}.rope.scaling.original_context_length")
         long, short, divisors = (
-            None if (found := self.tensors.get(f"rope_{which}.weight")) is None else found.data
+            None if (factors := self.tensors.get(f"rope_{which}.weight")) is None else self.rows(factors)
             for which in ("factors_long", "factors_short", "freqs")
         )
         if long is not None and short is not None:

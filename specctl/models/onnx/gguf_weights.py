@@ -6,6 +6,7 @@ import numpy as np
 
 from specctl.errors import ModelError
 from specctl.models.files.gguf import CONVERT, GgufFile, unpacking
+from specctl.models.files.gguf_header import Tensor
 from specctl.models.onnx.blocks import Blocks
 from specctl.models.onnx.gguf_blocks import TYPES, of_type
 from specctl.models.onnx.weights import Weights
@@ -58,35 +59,36 @@ class GgufWeights(Weights):
         tensor = self._tensors.get(name)
         if tensor is None:
             raise ModelError(f"{self.file.path} lacks the weight {name}.", f"Download it again. {CONVERT}")
-        found = tuple(int(size) for size in reversed(tensor.shape))
+        found = tensor.shape[::-1]
         if found != shape:
             raise ModelError(
                 f"{self.file.path} does not match its own settings: {name} is {found}, not {shape}.",
                 f"Download it again. {CONVERT}",
             )
-        if (kind := tensor.tensor_type.name) not in (*FLOATS, *TYPES):
+        if (kind := tensor.type) not in (*FLOATS, *TYPES):
             raise ModelError(
                 f"{self.file.path} has weights of the type {kind}, which specctl does not run as they are.",
                 f"Use a file whose weights are {', '.join(TYPES)}. Or: {unpack}",
             )
 
     def array(self, name: str) -> "np.ndarray":
-        from gguf import dequantize
+        from gguf import GGMLQuantizationType, dequantize
 
         tensor = self._tensors[name]
-        found: np.ndarray = self._as_torch(tensor, dequantize(tensor.data, tensor.tensor_type))
+        rows = dequantize(self.file.rows(tensor), GGMLQuantizationType[tensor.type])
+        found: np.ndarray = self._as_torch(tensor, rows)
         return np.ascontiguousarray(found, dtype=np.float32)
 
     def blocks(self, name: str) -> Blocks | None:
         tensor = self._tensors[name]
-        if tensor.tensor_type.name not in TYPES or (order := self._order(tensor)) is None:
+        if tensor.type not in TYPES or (order := self._order(tensor)) is None:
             return None
-        found = of_type(tensor.tensor_type.name, tensor.data)
+        found = of_type(tensor.type, self.file.rows(tensor))
         return found if np.array_equal(order, np.arange(len(order))) else found.rows(order)
 
-    def _order(self, tensor: Any) -> "np.ndarray | None":
+    def _order(self, tensor: Tensor) -> "np.ndarray | None":
         """Which row of a tensor each output of torch's weight is ``(N,)``; None where torch does not have its rows."""
-        rows = np.repeat(np.arange(len(tensor.data), dtype=np.int64)[:, None], 2, axis=1)
+        rows = np.repeat(np.arange(tensor.shape[-1], dtype=np.int64)[:, None], 2, axis=1)
         try:
             moved = self._as_torch(tensor, rows)
         except ValueError:  # it depends on the inputs too
@@ -94,6 +96,6 @@ class GgufWeights(Weights):
         same = moved.shape == rows.shape and np.array_equal(np.sort(moved, axis=0), rows)
         return moved[:, 0] if same and np.array_equal(moved[:, 0], moved[:, 1]) else None
 
-    def _as_torch(self, tensor: Any, weights: "np.ndarray") -> "np.ndarray":
+    def _as_torch(self, tensor: Tensor, weights: "np.ndarray") -> "np.ndarray":
         found: np.ndarray = self._undone.process(weights=weights, name=tensor.name).weights
         return found
