@@ -68,7 +68,7 @@ class LlamaPasses(Passes):
         self._cells = [0] * slots  # how many tokens llama.cpp's memory holds of each, from its text's beginning
         self._recurrent = Recurrent(model.library, slots) if model.stateful else None
         self._again = min(AGAIN, rounding.most // 4) if model.stateful else 0  # see `AGAIN`
-        # up to how many tokens a lone sequence is read without padding; 0 where tokens may be read again
+        # up to how many tokens a lone sequence is read as they are; 0 where some are read again, or states are shown
         self._plain = rounding.most if rounding.least == 1 and not model.stateful else 0
         self._copied: set[int] = set()  # sequences that llama.cpp copies before its next call
         self._hidden = False  # whether calls return states
@@ -153,7 +153,7 @@ class LlamaPasses(Passes):
         wanted = {*layers}
         super().watch(wanted - {LAST} if self.model.ahead else wanted)
         if wanted:
-            self._watched = True
+            self._watched, self._plain = True, 0
             self.model.library.llama_set_embeddings_nextn(self._context.handle, True, False)
 
     def begin(self, prompt: int) -> None:
@@ -349,6 +349,7 @@ class LlamaPasses(Passes):
     def _place(self) -> None:
         """Read a token of each sequence in the order of their numbers; see `Recurrent`."""
         assert self._recurrent is not None, "the model has states"
+        self.model.library.llama_memory_clear(self._context.memory, False)
         for first in range(0, self.slots, self.rounding.most):
             count = min(self.slots - first, self.rounding.most)
             self._tokens[:count] = self._positions[:count] = self._wanted[:count] = 0
@@ -386,7 +387,7 @@ class LlamaPasses(Passes):
             return
         old, new = self._context, self._new(max(tokens, min(2 * self._context.capacity, self.context)))
         if self._recurrent is not None:
-            held = self._cells
+            held, self._cells = self._cells, [FOREIGN] * self.slots  # before the rest, which may be interrupted
             self._context, self._hidden = new, False
             self._views.clear()
             self._recurrent.open(new.handle, new.memory)

@@ -110,3 +110,17 @@ def test_a_file_without_such_layers_shows_no_states(tmp_path: Path, monkeypatch:
 
     with pytest.raises(IndexError, match="no layer -1"):
         passes.watch([LAST])
+
+
+def test_states_of_passes_without_padding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    PretendedLlama().install(monkeypatch)
+    file = write(tmp_path / "m.gguf", llama_nextn_predict_layers=1, layers=3)
+    passes = LlamaPasses(LlamaModel.open(file, device="cpu"), WORDS, 1024, Rounding(), 1)
+    slot = Slot(passes)
+    slot.extend([5, 6, 7], 1)
+
+    slot.watch([LAST])
+
+    states = slot.extend([8, 9], 1).states
+    assert states is not None
+    assert states[LAST].shape == (2, 64)
