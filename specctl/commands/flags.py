@@ -153,7 +153,7 @@ class PairOptions:
         autocompletion=complete_profile,
     )
     target: str | None = option(
-        "Target model: a folder or hub id. With --profile it replaces the profile's; without, the policy is "
+        "Target model: a folder, hub id or GGUF file. With --profile it replaces the profile's; without, the policy is "
         "cost-optimal, and a --target without --draft runs alone.",
         "--target --model MODEL",
     )

@@ -112,8 +112,8 @@ def new(request: NewRequest) -> None:
     """
     settings, asks, force = request.settings, request.asks, request.force
     path = request.output if request.name is None else _path_of(request.name, force)
-    target = request.target or _ask("Target model, a folder or hub id")
-    drafts = request.drafts or [_ask("Draft model, a folder or hub id")]
+    target = request.target or _ask("Target model, a folder, hub id or GGUF file")
+    drafts = request.drafts or [_ask("Draft model, a folder, hub id or GGUF file")]
     if settings is None:
         default = Setting.of(pair_policy(drafts[0])).label
         text = _ask("Policy", default, lambda text: parse_policy(text, "policy")) if asks else default

@@ -231,7 +231,8 @@ def unchained(table: dict[str, Any]) -> dict[str, Any]:
 class ModelTable(Table):
     """One checkpoint and where it runs.
 
-    ``model`` is a hub id, a path, or ``embedded:NAME`` for a model that ships with the package.
+    ``model`` is a hub id, a path, a name of a GGUF file (see ``models.files.gguf_names``), or ``embedded:NAME`` for a
+    model that ships with the package.
     """
 
     model: Annotated[str, Field(min_length=1), AfterValidator(known_model)]

@@ -60,7 +60,7 @@ def test_what_the_help_leaves_out_is_counted_and_shown_by_another_flag(path: tup
 
 def test_every_option_has_its_first_sentence_in_the_brief_help() -> None:
     text = " ".join(" ".join(lines(("generate",), 80, whole=False)).split())
-    assert "--target, --model MODEL Target model: a folder or hub id. --draft MODEL" in text
+    assert "--target, --model MODEL Target model: a folder, hub id or GGUF file. --draft MODEL" in text
     assert "[default: jsonl]" in text
     assert "--top-k" not in text
 

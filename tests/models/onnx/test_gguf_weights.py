@@ -213,4 +213,6 @@ def test_doctor_knows_such_a_file(tmp_path: Path) -> None:
     assert report.ready
     assert (facts.dtype, facts.devices.keys()) == ("float32", {"cpu"})
     assert facts.weights_by_dtype == read_header(file).sizes
+    assert facts.gguf is not None
+    assert facts.gguf.engine == "onnxruntime"
     assert facts.eos_ids == [0]
