@@ -178,7 +178,7 @@ class LlamaTokenizer(LightTokenizer):
         self.eos_token_id: Any = found if found >= 0 else None
         self._read = 0  # characters encoded so far
         self._plain, self._whole = (Pieces(model, special=special) for special in (False, True))
-        self.joins = self._bytes(tokenize(model, "a", begins=False, marks=False)) == b"a"
+        self.joins = self._bytes(tokenize(model, "a", begins=False, marks=False)) != b" a"
 
     @classmethod
     def open(cls, path: Path) -> Self:
