@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from specctl.decoding.composition import build_drafter
 from specctl.decoding.prompt_format import PromptFormat
+from specctl.decoding.session import Session
 from specctl.decoding.text import TextStream, decode_after, find_stop, silent_ids, special_ids
 from specctl.errors import ModelError, RecordError
 from specctl.models.files.tokenizer import (
@@ -29,8 +31,10 @@ from specctl.models.files.tokenizer import (
 from specctl.models.llama.library import package
 from specctl.models.llama.model import LlamaModel
 from specctl.models.llama.vocabulary import LlamaTokenizer, tokenize
+from specctl.models.loading.assembly import load_pair
 from specctl.models.running.grammars.grammar import grammars_of
 from specctl.models.translation import TokenBytes, TokenMap
+from specctl.profile import resolve
 from specctl.serving.answers import Spellings
 from tests.support.pretended_llama import PretendedLlama
 from tests.support.tiny_gguf import write
@@ -59,6 +63,8 @@ def written(folder: Path, *, sentencepiece: bool, **more: Any) -> Path:
 
 @pytest.fixture
 def library(monkeypatch: pytest.MonkeyPatch) -> PretendedLlama:
+    import specctl.models.llama.width_trial  # noqa: F401 - `install` replaces names in imported modules
+
     return PretendedLlama().install(monkeypatch)
 
 
@@ -233,6 +239,44 @@ def test_a_grammar_forces_the_files_own_tokens(letters: LlamaTokenizer, spaced: 
         assert forced[1:] == tokenizer.encode("b the string é", add_special_tokens=False)[-len(forced) + 1 :]
         allowed = rule.apply(np.zeros((1, tokenizer.known_ids), np.float32), text)
         assert np.flatnonzero(np.isfinite(allowed[0])).tolist() == [tokenizer.eos_token_id]
+
+
+@pytest.mark.parametrize("sentencepiece", [False, True])
+def test_drafts_with_another_tokenizer_leave_texts_with_rules_as_they_are(
+    sentencepiece: bool,
+    tmp_path: Path,
+    library: PretendedLlama,
+    monkeypatch: pytest.MonkeyPatch,  # noqa: ARG001
+) -> None:
+    pytest.importorskip("llguidance")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    target, draft = (written(tmp_path, sentencepiece=kind) for kind in (sentencepiece, not sentencepiece))
+    models = [f"target.model={target}", f"draft.model={draft}", "threads=1", "target.device=cpu"]
+    profile = resolve("embedded", overrides=[*models, "draft.policy.name=constant"]).profile
+    pair = load_pair(profile)
+    assert isinstance(pair.tokenizer, LlamaTokenizer)
+    assert pair.drafts[0].translates is not None
+    assert profile.draft is not None
+    drafter = build_drafter(pair, profile.draft.setting)
+    prompt = pair.tokenizer.encode("the cat")
+    for rules in (
+        {"regex": "( ?the thing| é🙂){2} [0-9]{3}"},
+        {"repetition_penalty": 1.3, "logit_bias": {"290": -5}, "logprobs": 2, "stop": ["in", "é"]},
+    ):
+        sampling = profile.sampling.model_validate({"max_new_tokens": 40, "temperature": 0.0, "seed": 1, **rules})
+        alone, drafted = (Session(pair, one).generate(prompt, sampling) for one in (None, drafter))
+        assert (drafted.tokens, drafted.text, drafted.finish_reason) == (alone.tokens, alone.text, alone.finish_reason)
+        if "regex" in rules:
+            assert re.fullmatch(str(rules["regex"]), drafted.text)
+
+
+def test_content_is_given_in_parts_to_templates_that_read_it_so(
+    tmp_path: Path,
+    library: PretendedLlama,  # noqa: ARG001
+) -> None:
+    template = "{% for m in messages %}{% for part in m.content %}{{ part.text }}{% endfor %}{% endfor %}"
+    tokenizer = LlamaTokenizer.open(written(tmp_path, sentencepiece=False, template=template))
+    assert tokenizer.decode(PromptFormat(tokenizer).prompt("the cat")) == "the cat"
 
 
 def test_templates_are_rendered_without_transformers(
