@@ -245,8 +245,8 @@ def test_a_grammar_forces_the_files_own_tokens(letters: LlamaTokenizer, spaced: 
 def test_drafts_with_another_tokenizer_leave_texts_with_rules_as_they_are(
     sentencepiece: bool,
     tmp_path: Path,
-    library: PretendedLlama,
-    monkeypatch: pytest.MonkeyPatch,  # noqa: ARG001
+    library: PretendedLlama,  # noqa: ARG001
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pytest.importorskip("llguidance")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
