@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from specctl.commands.doctor import doctor
 from specctl.doctor import diagnosis
+from specctl.errors import ModelError
 from specctl.models.files.gguf_header import read_header
 from specctl.models.llama import library
 from specctl.models.placing import torch_gguf
@@ -183,3 +184,20 @@ def test_a_file_that_torch_runs_on_a_card(tmp_path: Path, monkeypatch: pytest.Mo
     assert code == 0, found["problems"]
     assert facts["devices"].keys() == {"cuda:0"}
     assert facts["eos_ids"] == [0, 2]
+
+
+@pytest.mark.slow
+def test_the_library_says_the_same(tmp_path: Path) -> None:
+    try:
+        library.require_llama()
+    except ModelError as error:
+        pytest.skip(error.message)
+    target = write(tmp_path / "t.gguf", "qwen3", "Q8_0", split=12)
+    draft = write(tmp_path / "d.gguf", "qwen3", "Q8_0", layers=1)
+    code, found = document("--target", str(target), "--draft", str(draft))
+    facts = found["models"][0]
+    assert code == 0, found["problems"]
+    assert (facts["vocabulary"], facts["eos_ids"], found["shared_vocabulary"]) == (320, [0, 2], 320)
+    code, found = document("--target", str(write(tmp_path / "n.gguf", "nobodys")))
+    assert code == 3
+    assert "unknown model architecture: 'nobodys'" in found["problems"][0]["message"]

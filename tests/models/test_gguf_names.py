@@ -132,6 +132,12 @@ def test_files_of_the_hubs_cache(home: Path, before: str, monkeypatch: pytest.Mo
     assert find(f"{before}{REPOSITORY}:Q8_0", "target") == folder / "m-Q8_0.gguf"
 
 
+def test_addresses_of_files(home: Path) -> None:
+    file = cached(home, "Q8/m-Q8_0.gguf") / "Q8" / "m-Q8_0.gguf"
+    for address in ("resolve/main/Q8/m-Q8_0.gguf?download=true", "blob/main/Q8/m-Q8_0.gguf", "Q8/m-Q8_0.gguf"):
+        assert find(f"https://huggingface.co/{REPOSITORY}/{address}", "target") == file, address
+
+
 def test_plain_hub_ids_are_no_gguf_names(home: Path) -> None:
     cached(home, "m-Q4_K_M.gguf", repository="maker/model")
     made(home / ".lmstudio" / "models" / "maker" / "model-GGUF" / "m-Q4_K_M.gguf")

@@ -29,6 +29,7 @@ SHOWN = 12  # The most names listed in a message
 LATEST = "latest"  # Ollama's tag for a name without one
 
 _HOST = re.compile(r"(?:https?://)?(?:hf\.co|huggingface\.co)/", re.IGNORECASE)
+_PAGE = re.compile(r"([^/]+/[^/:]+)/(?:(?:resolve|blob)/main/)?([^?]+\.gguf)(?:\?.*)?", re.IGNORECASE)
 _NAME = re.compile(r"(?:([\w.-]+)/)?([\w.-]+)(?:([:@])([\w./-]+))?", re.ASCII)
 _QUANTISATION = re.compile(r"(?:UD-)?(?:I?Q\d|TQ\d|MXFP4|NVFP4|BF16|F16|F32)\w*", re.ASCII | re.IGNORECASE)
 _DIGEST = re.compile(r"sha256[:-]([0-9a-fA-F]{64})")
@@ -95,6 +96,8 @@ class _Name:
     @classmethod
     def of(cls, name: str, role: str) -> "_Name | None":
         bare = _HOST.sub("", name, count=1)
+        if bare != name and (page := _PAGE.fullmatch(bare)) is not None:
+            bare = f"{page[1]}:{page[2]}"
         found = _NAME.fullmatch(bare)
         if found is None:
             return None
