@@ -286,10 +286,12 @@ def runs_on_llama(checkpoint: Checkpoint, table: ModelTable, engine: Engine) -> 
     from specctl.models.llama.library import library
     from specctl.models.llama.model import cards_of
 
+    if cards_of(library()):
+        return True
     named = isinstance(table.device, str) and table.device.startswith("cuda")
     first = accelerator() if table.device == "auto" else None
     on_cuda = named or (first is not None and first.type == "cuda")
-    if not on_cuda or cards_of(library()) or not stays_packed(checkpoint, engine, "cuda"):
+    if not on_cuda or not stays_packed(checkpoint, engine, "cuda"):
         return True
     return not named and not kernels_fit()
 

@@ -89,7 +89,7 @@ def _require_unpacked(checkpoint: Checkpoint, file: Path, table: ModelTable, eng
 
     ``kind`` is that of its device.
     """
-    role, why = checkpoint.role, None
+    role, why, instead = checkpoint.role, None, ""
     packed = stays_packed(checkpoint, engine, kind)
     if checkpoint.adapter is not None:
         why = "an adapter cannot be merged into its rounded weights"
@@ -97,13 +97,13 @@ def _require_unpacked(checkpoint: Checkpoint, file: Path, table: ModelTable, eng
         if table.splits:
             why = "its blocks are not split over processes"
     elif engine not in ("auto", "onnx", "llama"):
-        why = f'engine = "{engine}" cannot run it'
+        why, instead = f'engine = "{engine}" cannot run it', 'Set engine = "llama", or: '
     elif table.dtype not in ("auto", "float32"):
         why = f"it computes in float32, not in {table.dtype}"
     elif table.device not in ("auto", "cpu") or table.shards is not None or table.max_memory is not None:
         why = "it runs on a CPU only"
     if why is not None:
-        raise ModelError(f"{checkpoint} is a GGUF file: {why}.", unpacking(file, role))
+        raise ModelError(f"{checkpoint} is a GGUF file: {why}.", f"{instead}{unpacking(file, role)}")
     if packed:
         require_kernels(checkpoint)
 

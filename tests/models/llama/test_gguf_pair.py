@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from specctl.decoding.composition import build_drafter
 from specctl.decoding.session import Session
 from specctl.errors import ModelError, UsageError
 from specctl.models.files.checkpoint import locate
+from specctl.models.llama.library import package
 from specctl.models.loading import file_models, pair_members
 from specctl.models.loading.assembly import load_pair
 from specctl.models.running.engines import EngineSettings
@@ -164,6 +166,7 @@ REFUSED = {
     "target.max_memory={cpu='1GiB'}": "Remove max_memory from [target]",
     "target.shards=2": "Remove shards from [target]",
     'target.device={"" = "cpu"}': "Set device in [target]",
+    "engine=eager": 'Set engine = "llama"',
     "draft.tokens=100": "Remove tokens from [draft]",
     "draft.head=embedded:draft-head": "Remove head from [draft]",
     "target.revision=main": "Remove revision",
@@ -179,6 +182,28 @@ def test_settings_that_only_torch_has_are_refused(tmp_path: Path, setting: str) 
         opened(profile_of(target, draft, setting), models=False)
 
     assert REFUSED[setting] in caught.value.hint
+
+
+@pytest.mark.usefixtures("llama")
+def test_adapters_are_refused(tmp_path: Path) -> None:
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 4}))
+    (adapter / "adapter_model.safetensors").touch()
+
+    with pytest.raises(ModelError, match="an adapter cannot be merged") as caught:
+        opened(profile_of(write(tmp_path / "t.gguf"), None, f"target.adapter={adapter}"))
+
+    assert caught.value.hint == "Remove adapter from [target]."
+
+
+@pytest.mark.usefixtures("llama")
+def test_a_context_that_does_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specctl.models.llama.passes.LARGE", 0)
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=1000))
+
+    with pytest.raises(ModelError, match="of memory, and 1000 B is free"):
+        opened(profile_of(write(tmp_path / "t.gguf")))
 
 
 @pytest.mark.usefixtures("llama")
@@ -273,6 +298,22 @@ def test_without_the_library(tmp_path: Path) -> None:
 def test_an_absent_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="there is no such file"):
         opened(profile_of(tmp_path / "no.gguf"))
+
+
+@pytest.mark.slow
+def test_processes_share_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if package() is None:
+        pytest.skip("llama.cpp is not installed")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    target, records = write(tmp_path / "t.gguf"), tmp_path / "in.jsonl"
+    records.write_text("".join(json.dumps({"prompt": "the" + " in" * count}) + "\n" for count in range(4)))
+    flags = ["--target", target, "--policy", "none", "--threads", 1, "-n", 12, "--token-ids", "-i", records]
+
+    alone, shared = (invoke("generate", *flags, "--workers", count).stdout.splitlines() for count in (1, 2))
+
+    one, two = ({line["id"]: line["completion_ids"] for line in map(json.loads, out)} for out in (alone, shared))
+    assert len(one) == 4
+    assert one == two
 
 
 def test_small_files_are_made_when_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
