@@ -427,6 +427,22 @@ def allowed_after(tokenizer: Tokenizer, source: tuple[str, str]) -> list[Any]:
 
 
 @pytest.mark.slow
+def test_a_further_space_before_a_text_makes_no_other_tokenizer(tmp_path: Path) -> None:
+    """Of a text that begins with spaces, transformers puts none before it; a draft reads the target's ids anyway."""
+    pytest.importorskip("gguf")
+    if package() is None:
+        pytest.skip("llama.cpp's library is not installed")
+    from transformers import AutoTokenizer
+
+    file = written(tmp_path, sentencepiece=True, pieces={}, added={})
+    own, whole = LlamaTokenizer.open(file), AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    text = PROBES[-1]
+    assert len(own.encode(text)) == len(whole.encode(text)) + 1
+    assert difference(own, whole) is None
+    assert check_vocabulary(own, whole, WORDS, WORDS) == WORDS
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("pre", ["gpt-2", "tekken", "deepseek-llm", "gpt-4o", "falcon"])
 def test_a_long_word_does_not_end_the_process(pre: str, tmp_path: Path) -> None:
     if package() is None:
