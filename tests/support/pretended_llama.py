@@ -264,15 +264,6 @@ class PretendedLlama(real.Library):
         found = self._model(handle).metadata.get(key.decode())
         return -1 if found is None or isinstance(found, list) else _put(_text(found), buffer, size)
 
-    def _llama_model_meta_count(self, handle: int) -> int:
-        return len(self._model(handle).metadata)
-
-    def _llama_model_meta_key_by_index(self, handle: int, index: int, buffer: Any, size: int) -> int:
-        return _put([*self._model(handle).metadata][index].encode(), buffer, size)
-
-    def _llama_model_meta_val_str_by_index(self, handle: int, index: int, buffer: Any, size: int) -> int:
-        return _put(_text([*self._model(handle).metadata.values()][index]), buffer, size)
-
     def _model(self, handle: int) -> Model:
         found: Model = self._get(handle, Model)
         return found
@@ -296,31 +287,16 @@ class PretendedLlama(real.Library):
         named = [model.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
         return token in named or (model.types[token] == 3 and model.pieces[token].decode() in ENDS)
 
-    def _llama_vocab_is_control(self, handle: int, token: int) -> bool:
-        return self._model(handle).types[token] == 3
-
     def _special(self, handle: int, name: str) -> int:
         return int(self._model(handle).metadata.get(f"tokenizer.ggml.{name}_token_id", -1))
 
-    def _llama_vocab_bos(self, handle: int) -> int:
-        return self._special(handle, "bos")
-
     def _llama_vocab_eos(self, handle: int) -> int:
         return self._special(handle, "eos")
-
-    def _llama_vocab_eot(self, handle: int) -> int:
-        return self._special(handle, "eot")
-
-    def _llama_vocab_pad(self, handle: int) -> int:
-        return self._special(handle, "padding")
 
     def _llama_vocab_get_add_bos(self, handle: int) -> bool:
         model = self._model(handle)
         sentencepiece = model.metadata["tokenizer.ggml.model"] == "llama"
         return bool(model.metadata.get("tokenizer.ggml.add_bos_token", sentencepiece))
-
-    def _llama_vocab_get_add_eos(self, handle: int) -> bool:
-        return bool(self._model(handle).metadata.get("tokenizer.ggml.add_eos_token", False))
 
     def _llama_tokenize(
         self, handle: int, text: Any, length: int, tokens: Any, room: int, add_special: bool, parse_special: bool
@@ -359,17 +335,6 @@ class PretendedLlama(real.Library):
             return -len(piece)
         ctypes.memmove(_address(buffer), piece, len(piece))
         return len(piece)
-
-    def _llama_detokenize(
-        self, handle: int, tokens: Any, count: int, buffer: Any, size: int, remove: bool, unparse: bool
-    ) -> int:
-        model = self._model(handle)
-        ids = np.frombuffer(ctypes.string_at(_address(tokens), 4 * count), np.int32)
-        text = b"".join(model.pieces[token] for token in ids if unparse or not (remove and model.types[token] == 3))
-        if len(text) > size:
-            return -len(text)
-        ctypes.memmove(_address(buffer), text, len(text))
-        return len(text)
 
     # contexts
 
@@ -692,9 +657,6 @@ class PretendedLlama(real.Library):
 
     # devices
 
-    def _llama_supports_gpu_offload(self) -> bool:
-        return bool(self.cards)
-
     def _ggml_backend_dev_count(self) -> int:
         return 1 + len(self.cards)
 
@@ -703,9 +665,6 @@ class PretendedLlama(real.Library):
 
     def _ggml_backend_dev_name(self, device: int) -> bytes:
         return ("CPU", *self.cards)[device - 1].encode()
-
-    def _ggml_backend_dev_description(self, device: int) -> bytes:
-        return b"pretended " + self._ggml_backend_dev_name(device)
 
     def _ggml_backend_dev_type(self, device: int) -> int:
         return int(device > 1)

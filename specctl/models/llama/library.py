@@ -21,7 +21,7 @@ from specctl.errors import ModelError, pip_install
 WHEEL = "xllamacpp"  # The distribution that messages say how to install: its wheel needs no compiler
 TILED = "GGML_CPU_TILED_MM"
 """While this is "0", products of K-quants are not computed in tiles of eight rows, which round otherwise than fewer."""
-F16, BF16, Q8_0 = 1, 30, 8  # ggml's numbers of element types
+F16, BF16 = 1, 30  # ggml's numbers of element types
 PARTIAL = 1  # Flag of a sequence's state: only what cannot be rolled back, such as recurrent states
 
 
@@ -142,7 +142,6 @@ FUNCTIONS: Mapping[str, tuple[Any, tuple[Any, ...]]] = {
     "llama_n_rs_seq": (U, (P,)),
     "llama_set_n_threads": (None, (P, N, N)),
     "llama_set_embeddings": (None, (P, B)),
-    "llama_supports_gpu_offload": (B, ()),
     "llama_get_memory": (P, (P,)),
     "llama_memory_clear": (None, (P, B)),
     "llama_memory_seq_rm": (B, (P, N, N, N)),
@@ -182,29 +181,18 @@ FUNCTIONS: Mapping[str, tuple[Any, tuple[Any, ...]]] = {
     "llama_model_desc": (N, (P, P, Z)),
     "llama_model_chat_template": (S, (P, S)),
     "llama_model_meta_val_str": (N, (P, S, P, Z)),
-    "llama_model_meta_count": (N, (P,)),
-    "llama_model_meta_key_by_index": (N, (P, N, P, Z)),
-    "llama_model_meta_val_str_by_index": (N, (P, N, P, Z)),
     "llama_vocab_type": (c_int, (P,)),
     "llama_vocab_n_tokens": (N, (P,)),
     "llama_vocab_get_text": (S, (P, N)),
     "llama_vocab_get_attr": (c_int, (P, N)),
     "llama_vocab_is_eog": (B, (P, N)),
-    "llama_vocab_is_control": (B, (P, N)),
-    "llama_vocab_bos": (N, (P,)),
     "llama_vocab_eos": (N, (P,)),
-    "llama_vocab_eot": (N, (P,)),
-    "llama_vocab_pad": (N, (P,)),
-    "llama_vocab_get_add_bos": (B, (P,)),
-    "llama_vocab_get_add_eos": (B, (P,)),
     "llama_tokenize": (N, (P, P, N, P, N, B, B)),
     "llama_token_to_piece": (N, (P, N, P, N, N, B)),
-    "llama_detokenize": (N, (P, P, N, P, N, B, B)),
     "ggml_set_abort_callback": (P, (AbortCallback,)),
     "ggml_backend_dev_count": (Z, ()),
     "ggml_backend_dev_get": (P, (Z,)),
     "ggml_backend_dev_name": (S, (P,)),
-    "ggml_backend_dev_description": (S, (P,)),
     "ggml_backend_dev_type": (c_int, (P,)),
     "ggml_backend_dev_memory": (None, (P, POINTER(Z), POINTER(Z))),
 }
