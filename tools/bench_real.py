@@ -64,8 +64,9 @@ SERVER_LOOKUPS = ("NGRAM_SIMPLE", "NGRAM_MOD", "NGRAM_CACHE")
 """The lookups of llama.cpp's server, each with its own default settings."""
 LENGTHS, LEAST = range(1, 9), (0.0, 0.4, 0.8)
 """The settings of llama.cpp's server with a draft model: the most tokens, and the least probability of each."""
-FIRST, KEPT = 2, 2
-"""The number of prompts of each kind on which all these settings are compared, and how many of the fastest are kept."""
+FIRST, FIRST_TOKENS = 1, 32
+"""The number of prompts of each kind on which all these settings are compared, and the most tokens of each text. The
+fastest lookup and the fastest draft of each kind are kept."""
 START = "The capital of France is"
 """The prompt of processes that write one token."""
 NONE, ALONE, SERVER = "none", "llama.cpp", "llama.cpp server"
@@ -249,10 +250,11 @@ class Bench:
             for draft in self.options.draft:
                 calibrated = {"policy": self._calibrated(form, draft)}
                 candidates.append(Candidate(f"{draft} calibrated", f"{form} {draft}", calibrated))
-                for one in (draft, f"{LOOKUP}+{draft}"):
-                    candidates += [
-                        Candidate(f"{one} {policy}", f"{form} {one}", {"policy": policy}) for policy in DRAFTING
-                    ]
+                candidates += [
+                    Candidate(f"{draft} {policy}", f"{form} {draft}", {"policy": policy}) for policy in DRAFTING
+                ]
+                chain = f"{LOOKUP}+{draft}"
+                candidates.append(Candidate(f"{chain} {DRAFTING[-1]}", f"{form} {chain}", {"policy": DRAFTING[-1]}))
             if self.llama is not None:
                 candidates.append(Candidate(ALONE, ALONE, {}))
                 candidates += [
@@ -289,23 +291,30 @@ class Bench:
             own = self.options.forms[-1]
             with self.programs([own, SERVER], self.options.threads[0]) as programs:
                 for number, one in enumerate(missing):
-                    self.rows.add(f"settings {one['id']}", self._written(programs, [alone, *every], one, number))
+                    self.rows.add(
+                        f"settings {one['id']}", self._written(programs, [alone, *every], one, number, FIRST_TOKENS)
+                    )
         found, clock = self.rows.of("settings"), _clock(self.options.threads[0])
         fastest: set[str] = set()
         for kind in kinds if found else ():
             texts = [row["of"] for row in found.values() if row["category"] == kind]
             for some in (lookups, drafts):
                 ordered = sorted((one.label for one in some), key=lambda label: -_speed(texts, label, clock))
-                fastest.update(ordered[:KEPT])
+                fastest.update(ordered[:1])
         return [alone, *(one for one in every if one.label in fastest)]
 
     def _written(
-        self, programs: Mapping[str, Program], candidates: Sequence[Candidate], one: Mapping[str, Any], number: int
+        self,
+        programs: Mapping[str, Program],
+        candidates: Sequence[Candidate],
+        one: Mapping[str, Any],
+        number: int,
+        most: int | None = None,
     ) -> dict[str, Any]:
         """What each candidate takes for a prompt, the first one another for each prompt."""
-        ids = self._ids(programs, one)
+        ids, count = self._ids(programs, one), min(self.options.tokens, most or self.options.tokens)
         found = {
-            each.label: programs[each.program].ask("write", ids=ids, count=self.options.tokens, **each.arguments)
+            each.label: programs[each.program].ask("write", ids=ids, count=count, **each.arguments)
             for each in _turned(candidates, number)
         }
         return {"category": one.get("category", "prompts"), "prompt_tokens": len(ids), "of": found}

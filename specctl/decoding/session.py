@@ -68,6 +68,7 @@ class Session:
         self._keeps = keep_caches
         self.kept = 0
         self._cached: tuple[int, ...] = ()  # every runner of the pair has cached a prefix of it
+        self._ahead = (0, 0.0)  # how many tokens of the next prompt were `read`, and the seconds of that
         self._turn = Turn()
         self._drafted = drafter  # the drafter of the previous text
 
@@ -110,6 +111,27 @@ class Session:
                     on_round(round_)
                 stops = enough()
 
+    @in_inference_mode
+    def read(self, prompt: Sequence[int]) -> Generator[None, None, None]:
+        """Read most of a prompt before `play` does, and yield after each piece, so that a caller can stop in between.
+
+        Nothing is read where pieces may have other logits than the whole prompt, or where a draft head needs states.
+        """
+        target, drafter = self.pair.target, self.drafter
+        self._ahead = begin, seconds = 0, 0.0
+        if not (self._keeps and target.even) or (drafter is not None and drafter.observed is not None):
+            return
+        self._take_turn()
+        self._roll_back(prompt)
+        begin = target.length
+        while (start := target.length) < len(prompt) - target.piece:
+            began = working_seconds()
+            target.extend(prompt[start : start + target.piece], keep=0)
+            self._cached = tuple(prompt[: target.length])
+            seconds += working_seconds() - began
+            self._ahead = target.length - begin, seconds
+            yield
+
     # Decorates the generator, so that inference mode is off while it waits for its caller.
     @in_inference_mode
     def play(
@@ -135,15 +157,11 @@ class Session:
         arrivals: list[float] = []
         interrupted = False
         watching = worked_first = 0.0  # seconds spent by the caller, and by the first round's own work
-        before = TURNS.get(id(pair.target))
-        if before is not self._turn:
-            self._cached = ()  # another session has used the caches
-        if before is not None:
-            before.latest = False
-        self._turn = TURNS[id(pair.target)] = turn = Turn()
+        turn = self._take_turn()
         self._roll_back(prompt)
-        self.kept = pair.target.length
-        began, waited = working_seconds(), waited_seconds()
+        (ahead, reading), self._ahead = self._ahead, (0, 0.0)
+        self.kept = pair.target.length - ahead
+        began, waited = working_seconds() - reading, waited_seconds()
         read_prompt(pair.target, drafter, prompt)
         # Otherwise the first round would pay for pending work.
         wait(*(runner.device for runner in (pair.target, *pair.drafts)))
@@ -193,6 +211,16 @@ class Session:
             first_token_seconds=first,
             arrivals=tuple(arrivals),
         )
+
+    def _take_turn(self) -> Turn:
+        """Begin a text with the pair's caches."""
+        before = TURNS.get(id(self.pair.target))
+        if before is not self._turn:
+            self._cached = ()  # another session has used the caches
+        if before is not None:
+            before.latest = False
+        self._turn = TURNS[id(self.pair.target)] = turn = Turn()
+        return turn
 
     def _roll_back(self, prompt: Sequence[int]) -> None:
         """Roll all caches back to what they share with a prompt."""

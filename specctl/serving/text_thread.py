@@ -130,6 +130,7 @@ def served_writer(pair: Pair, profile: Profile, saved: Callable[[], int] = lambd
         try:
             session.drafter = drafters.of(request.policy, drafts=request.draft, place="specctl.policy")
             with failures_of_a_text(), closing(session.play(request.prompt, request.settings)) as playing:
+                yield from session.read(request.prompt)
                 while True:
                     try:
                         round_ = next(playing)

@@ -16,9 +16,11 @@ from specctl.commands import loading
 from specctl.commands.loading import runs_on_llama, served_replicas
 from specctl.decoding.session import TextRequest
 from specctl.errors import ModelError, RecordError
+from specctl.models.loading.assembly import load_pair
+from specctl.models.running.engines import EngineSettings
 from specctl.profile import Profile, resolve
 from specctl.serving.served import Served
-from specctl.serving.text_thread import Ended, Event, TextThread, Ticket, Wrote
+from specctl.serving.text_thread import Ended, Event, TextThread, Ticket, Wrote, served_writer
 from specctl.terminal.progress import TerminalProgress
 from specctl.text_engine.processes import ProcessEngine
 from tests.serving.llama_job import ABORTS, AT_LOAD, KILLED
@@ -143,6 +145,47 @@ def test_models_that_cannot_be_loaded_end_the_server(
         pass
     assert "a smaller model or --batch needs less memory" in raised.value.hint
     assert said == ["error: llama.cpp failed: GGML_ASSERT(n_tokens > 0) failed"] * (how == "aborts")
+
+
+@pytest.mark.usefixtures("said")
+def test_others_go_on_while_a_prompt_is_read(tmp_path: Path) -> None:
+    """A text that is alone can be stopped after each piece of its prompt, and what was read is kept."""
+    profile = profile_of(write(tmp_path / "t.gguf", context=2048))
+    pair = load_pair(profile, engines=EngineSettings.of(profile), models=False)
+    library = pair.target.bare.passes.model.library  # type: ignore[attr-defined]
+    long, sampling = (
+        tuple(5 + place % 200 for place in range(300)),
+        profile.sampling.model_copy(update={"max_new_tokens": 4}),
+    )
+    question = TextRequest(long, sampling), True
+
+    def widths() -> list[int]:
+        found = [len(tokens) for tokens in library.decodes()]
+        library.calls.clear()
+        return found
+
+    def played(parts: Any) -> tuple[list[Any], Ended]:
+        given = []
+        while True:
+            try:
+                given.append(next(parts))
+            except StopIteration as end:
+                return given, end.value
+
+    write_text = served_writer(pair, profile)
+    widths()
+    stopped = write_text(question)
+    assert [next(stopped), next(stopped)] == [None, None]
+    stopped.close()
+    assert widths() == [pair.target.piece] * 2
+    parts, ended = played(write_text(question))
+    assert parts[:2] == [None, None]
+    assert all(parts[3:])
+    assert (ended.kept, widths()[:2]) == (2 * pair.target.piece, [pair.target.piece] * 2)
+    whole = played(
+        served_writer(load_pair(profile, engines=EngineSettings.of(profile), models=False), profile)(question)
+    )
+    assert whole[1].completion.tokens == ended.completion.tokens
 
 
 @pytest.mark.usefixtures("said")

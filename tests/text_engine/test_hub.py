@@ -17,8 +17,8 @@ from specctl.decoding.round import prefill
 from specctl.decoding.sampling import Sampling
 from specctl.models.passes.forward import Forward
 from specctl.models.passes.preparation_time import working_seconds
-from specctl.models.running.passes import Passes, Request
-from specctl.models.running.slot import PIECE, Slot
+from specctl.models.running.passes import Facts, Passes, Request
+from specctl.models.running.slot import Slot
 from specctl.policies.published import Constant, Svip
 from specctl.text_engine.hub import Hub
 from tests.support.enumeration import largest_difference, law_of, walk
@@ -228,11 +228,11 @@ def test_a_long_prompt_is_read_in_pieces() -> None:
         return Forward(torch.zeros(request.keep, 3))
 
     runner = Slot(TableRows(TARGET, 1), 0, ask)
-    assert runner.extend([1] * (2 * PIECE + 3), keep=5).logits.shape == (5, 3)
+    assert runner.extend([1] * (2 * Facts.piece + 3), keep=5).logits.shape == (5, 3)
     assert [(request.after, len(request.tokens), request.keep) for request in asked] == [
-        (0, PIECE, 0),
-        (PIECE, PIECE, 2),
-        (2 * PIECE, 3, 3),
+        (0, Facts.piece, 0),
+        (Facts.piece, Facts.piece, 2),
+        (2 * Facts.piece, 3, 3),
     ]
     runner.rollback(7)
     runner.rollback(9)

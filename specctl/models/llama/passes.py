@@ -31,6 +31,7 @@ CAPACITY = 256  # Initial number of tokens of a sequence that fit; it doubles wh
 ROWS, MORE_ROWS = 64, 16
 """The most tokens with logits in one pass: memory for their logits is reserved. For more sequences, at least the second
 number for each of them."""
+PIECE = 64  # `Facts.piece` on a CPU, which takes about as long for each token of a pass however many there are
 LARGE = 1 << 26  # Bytes of a cache from which free memory is looked up first
 NO_MEMORY = (1, -2)  # Codes of llama.cpp's calls for which there was no room
 MOST_VIEWS = 256  # How many views of logits are kept
@@ -55,6 +56,7 @@ class LlamaPasses(Passes):
 
     engine = "llama.cpp"
     no_rows = None
+    even = True
 
     def __init__(
         self, model: LlamaModel, vocabulary: int, context: int, rounding: Rounding, threads: int, slots: int = 1
@@ -70,6 +72,8 @@ class LlamaPasses(Passes):
         self._again = min(AGAIN, rounding.most // 4) if model.stateful else 0  # see `AGAIN`
         # up to how many tokens a lone sequence is read as they are; 0 where some are read again, or states are shown
         self._plain = rounding.most if rounding.least == 1 and not model.stateful else 0
+        if not model.cards:
+            self.piece = min(PIECE, rounding.most - rounding.least + 1 - self._again)
         self._copied: set[int] = set()  # sequences that llama.cpp copies before its next call
         self._hidden = False  # whether calls return states
         self._watched = False  # whether they return the states that the model's own MTP layers read

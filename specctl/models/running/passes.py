@@ -52,6 +52,8 @@ class Facts:
     # for a draft with another tokenizer, a description of the tokens it drafts; None for one with the target's
     translates: str | None = None
     whole_prompts: bool = False  # whether a prompt read in parts has different logits
+    piece: int = 512  # the most prompt tokens of a pass that other texts wait for
+    even: bool = False  # whether a prompt read in parts has the same logits bit for bit
     fixed_width: int | None = None  # the number of tokens of every pass with used logits; None for any number
     # whether it writes text that is then split into the target's tokens: its predictions are certain, and there is no
     # distribution to draw from
@@ -88,7 +90,7 @@ class Request(NamedTuple):
 
 
 FACTS = tuple(Facts.__annotations__)  # The names of all `Facts`
-SHARED = ("context", "device", "runs_model", "verifies", "threads", "draft_vocabulary", "no_trees")
+SHARED = ("context", "device", "runs_model", "verifies", "threads", "draft_vocabulary", "no_trees", "piece", "even")
 """Facts that passes over several sequences share with those over one."""
 
 

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from specctl.models.passes.watching import States
     from specctl.models.running.transforms import Transform
 
-PIECE = 512  # Prompt tokens per pass where sequences share passes, since all others wait for it
-
 
 @final
 class Slot(Facts):
@@ -48,7 +46,7 @@ class Slot(Facts):
 
     def extend(self, tokens: Sequence[int], keep: int, *, hidden: bool = False) -> Forward:
         """Run ``tokens`` after the cached prefix and cache them; returns logits of only the last ``keep`` tokens."""
-        if self._shared and len(tokens) > PIECE:
+        if self._shared and len(tokens) > self.piece:
             return self._in_pieces(tokens, keep, hidden)
         found: Forward = self._ask(Request(self.number, self._length, tokens, keep, hidden, self._rotated_as))
         self._length += len(tokens)
@@ -56,8 +54,8 @@ class Slot(Facts):
 
     def _in_pieces(self, tokens: Sequence[int], keep: int, hidden: bool) -> Forward:
         parts: list[Forward] = []
-        for start in range(0, len(tokens), PIECE):
-            piece = tokens[start : start + PIECE]
+        for start in range(0, len(tokens), self.piece):
+            piece = tokens[start : start + self.piece]
             after = len(tokens) - start - len(piece)
             parts.append(self.extend(piece, max(0, min(keep - after, len(piece))), hidden=hidden))
         return joined(parts)
@@ -96,7 +94,7 @@ class Slot(Facts):
 
         ``about`` is the judge's input for this text.
         """
-        if not self.judges or (self._shared and len(tokens) > PIECE):  # a prompt together with the first draft
+        if not self.judges or (self._shared and len(tokens) > self.piece):  # a prompt together with the first draft
             return judged_after(self.extend(tokens, keep, hidden=hidden), judge, about)
         found = self._ask(Request(self.number, self._length, tokens, keep, hidden, self._rotated_as, judge, about))
         self._length += len(tokens)
@@ -226,7 +224,7 @@ class Slot(Facts):
     @property
     def widest_sample(self) -> int:
         """The most tokens that `sample` reads; 0 where it cannot be called."""
-        return PIECE if self._shared else self.passes.widest_sample
+        return self.piece if self._shared else self.passes.widest_sample
 
     @property
     def specialises(self) -> bool:
