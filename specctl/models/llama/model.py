@@ -112,7 +112,8 @@ class LlamaModel:
         lib, handle = self.library, self.handle
         if not self.vocabulary:
             raise ModelError(f"{self.path} has no tokenizer.")
-        if lib.llama_model_is_diffusion(handle) or lib.llama_model_has_encoder(handle):
+        sees_all = self.metadata(f"{self.metadata('general.architecture')}.attention.causal") == "false"
+        if sees_all or lib.llama_model_is_diffusion(handle) or lib.llama_model_has_encoder(handle):
             raise ModelError(f"{self.path} is not a model that writes text token by token.")
 
     @cached_property

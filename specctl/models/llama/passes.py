@@ -425,6 +425,8 @@ class LlamaPasses(Passes):
         if (found := self._views.get((address, keep))) is None:
             if len(self._views) >= MOST_VIEWS:
                 self._views.clear()
+            if address is None:
+                raise ModelError(f"llama.cpp computes no logits for {self.model.path}.")
             whole = self._context.floats(address, keep, self.model.vocabulary)
             found = self._views[address, keep] = whole[:, : self._vocabulary]
         return found

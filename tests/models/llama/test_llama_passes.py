@@ -323,6 +323,21 @@ def test_files_that_cannot_be_loaded(opener: Opener, tmp_path: Path, how: str) -
         LlamaModel.open(tmp_path / "nothing.gguf")
 
 
+@pytest.mark.usefixtures("pretended")
+def test_models_that_write_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = LlamaModel.metadata
+    slot = slot_of(LlamaModel.open(write(tmp_path / "m.gguf")), PLAIN)
+    monkeypatch.setattr(
+        LlamaModel, "metadata", lambda model, key: "false" if key == "qwen3.attention.causal" else said(model, key)
+    )
+    monkeypatch.setattr(PretendedLlama, "_llama_get_logits_ith", lambda *_: None)
+
+    with pytest.raises(ModelError, match=r"n\.gguf is not a model that writes text token by token"):
+        LlamaModel.open(write(tmp_path / "n.gguf", "qwen3"))
+    with pytest.raises(ModelError, match=r"llama\.cpp computes no logits for .*m\.gguf"):
+        slot.extend([5], 1)
+
+
 @pytest.mark.slow
 def test_an_abort_ends_the_process_with_a_message() -> None:
     try:
