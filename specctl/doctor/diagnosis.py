@@ -333,7 +333,7 @@ class _Examination:
 
         model = self.opened[member.role] = LlamaModel.open(file, vocab_only=True)
         facts.vocabulary, facts.eos_ids = model.vocabulary, list(model.ends)
-        if member.role == "target":
+        if member.role == "target" and self.report.here:
             known, rounding = kept_rounding(file, threads=self.profile.threads, device=str(table.device))
             facts.gguf, facts.checked = replace(facts.gguf, passes=passes_text(known, rounding)), known
             if known:

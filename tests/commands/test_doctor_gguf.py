@@ -74,6 +74,19 @@ def test_a_pair_of_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("llama")
+def test_another_machine(tmp_path: Path) -> None:
+    target = write(tmp_path / "t.gguf", "llama", "Q8_0")
+    arguments = ("--target", str(target), "--memory", "cuda:0=1GiB", "--set", "target.device=cuda:0")
+    code, found = document(*arguments)
+    assert code == 0, found["problems"]
+    assert found["models"][0]["devices"].keys() == {"cuda:0"}
+    assert found["models"][0]["checked"] is None
+    code, found = document(*arguments[:3], "cuda:0=10KB", *arguments[4:])
+    assert code == 3
+    assert "free: cuda:0" in found["problems"][0]["message"]
+
+
+@pytest.mark.usefixtures("llama")
 def test_files_that_cannot_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = write(tmp_path / "m.gguf", "llama", "Q8_0")
     code, found = document("--target", str(damaged(whole, "short")))
