@@ -248,6 +248,7 @@ def test_lm_studios_folder(home: Path) -> None:
     assert find("qwen3-8b", "target") == q4
     assert find("maker/Qwen3-8B-GGUF/Qwen3-8B-Q8_0.gguf", "target") == q8
     assert "Its tags are Q4_K_M, Q8_0" in message("qwen3-8b@q5_0")
+    assert "is not in the local cache" in message("maker/Qwen3-8B-GGUF:Q5_0")  # the hub may have it
     assert "LM Studio's folder has no such model. There is qwen3-8b@q8_0" in message("qwen3-9b@q8_0")
     old = made(home / ".cache" / "lm-studio" / "models" / "other" / "Qwen3-8B-GGUF" / "x-Q8_0.gguf")
     assert "Name maker/Qwen3-8B-GGUF@q8_0 or other/Qwen3-8B-GGUF@q8_0" in message("qwen3-8b@q8_0")

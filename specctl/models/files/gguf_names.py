@@ -508,7 +508,8 @@ def _in_lm_studio(name: _Name) -> Path | None:
             f"Name {' or '.join(one + tag for one in some)}.",
         )
     for folder, names in found:
-        return _chosen(names, name.wanted, folder, name.subject)
+        if name.key or choose(names, name.wanted) is not None:  # else the hub may have it
+            return _chosen(names, name.wanted, folder, name.subject)
     return None
 
 
