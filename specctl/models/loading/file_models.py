@@ -193,7 +193,6 @@ class GgufModel(FileModel):
     name: str  # the model's name in the profile
     model: "LlamaModel"  # the opened file
     rounding: "Rounding"  # how its passes round alike
-    tokens: str  # see `Header`
 
     @classmethod
     def find(
@@ -219,15 +218,18 @@ class GgufModel(FileModel):
         if checkpoint.weights is None or package() is None or not runs_on_llama(checkpoint, table, settings.engine):
             return None
         require_plain(checkpoint, table)
-        header = read_header(checkpoint.weights)  # says what is wrong with a file in fewer words than llama.cpp's log
         from specctl.models.llama.model import LlamaModel
         from specctl.models.llama.rounding import Rounding
         from specctl.models.llama.width_trial import rounding_of
 
         file, device = checkpoint.weights, str(table.device)
-        rounding = rounding_of(file, threads=threads, device=device) if exact else Rounding()
-        model = LlamaModel.open(file, device=device, repack=rounding.repack)
-        return cls(table.model, model, rounding, header.tokens)
+        try:
+            rounding = rounding_of(file, threads=threads, device=device) if exact else Rounding()
+            model = LlamaModel.open(file, device=device, repack=rounding.repack)
+        except ModelError:
+            read_header(file)  # says what is wrong with a file in fewer words than llama.cpp's log
+            raise
+        return cls(table.model, model, rounding)
 
     @property
     def vocabulary(self) -> int:
@@ -247,7 +249,7 @@ class GgufModel(FileModel):
 
     @property
     def spelling(self) -> str:
-        return self.tokens
+        return read_header(self.model.path).tokens
 
     def tokenizer(self, whole: Callable[[], Tokenizer]) -> Tokenizer:  # noqa: ARG002
         from specctl.models.llama.vocabulary import LlamaTokenizer
