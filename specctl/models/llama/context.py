@@ -8,7 +8,6 @@ import numpy.typing as npt
 
 from specctl.models.llama.model import LlamaModel
 from specctl.models.llama.rounding import Rounding
-from specctl.models.llama.states import states_kept
 
 FLASH = 1  # Flash attention is always used: without it a single row rounds otherwise than several
 AHEAD = 1  # llama.cpp's number of a context of MTP layers
@@ -25,13 +24,22 @@ class Context:
         rounding: how the model is read.
         threads: of a call on the CPU.
         kind: `AHEAD` for the model's MTP layers, else 0.
+        kept: how many states before the last one llama.cpp keeps of each sequence, if it does for this architecture.
 
     Raises:
         MemoryError: llama.cpp cannot make it; the message has its reason.
     """
 
     def __init__(
-        self, model: LlamaModel, slots: int, capacity: int, rows: int, rounding: Rounding, threads: int, kind: int = 0
+        self,
+        model: LlamaModel,
+        slots: int,
+        capacity: int,
+        rows: int,
+        rounding: Rounding,
+        threads: int,
+        kind: int = 0,
+        kept: int = 0,
     ) -> None:
         lib = model.library
         parameters = lib.llama_context_default_params()
@@ -42,8 +50,7 @@ class Context:
         parameters.type_k = parameters.type_v = rounding.cache
         parameters.flash_attn_type = FLASH
         parameters.swa_full, parameters.kv_unified = True, False
-        parameters.n_rs_seq = 0 if kind == AHEAD else states_kept(model, slots, rounding.most)
-        parameters.ctx_type = kind
+        parameters.n_rs_seq, parameters.ctx_type = kept, kind
         parameters.no_perf = True
         if not model.cards:
             parameters.offload_kqv = parameters.op_offload = False

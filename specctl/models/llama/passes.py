@@ -1,6 +1,7 @@
 """Passes of a GGUF model on llama.cpp over one sequence or several."""
 
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from ctypes import c_int8
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from specctl.models.llama.context import Context
 from specctl.models.llama.library import Batch
 from specctl.models.llama.model import LlamaModel
 from specctl.models.llama.rounding import Rounding
-from specctl.models.llama.states import AGAIN, FOREIGN, Recurrent
+from specctl.models.llama.states import AGAIN, FOREIGN, Recurrent, states_kept
 from specctl.models.passes.forward import Forward, joined
 from specctl.models.passes.inference import HOST
 from specctl.models.passes.watching import LAST, kept_states
@@ -69,6 +70,7 @@ class LlamaPasses(Passes):
         self._texts: list[list[int]] = [[] for _ in range(slots)]  # the tokens that each sequence has read
         self._cells = [0] * slots  # how many tokens llama.cpp's memory holds of each, from its text's beginning
         self._recurrent = Recurrent(model.library, slots) if model.stateful else None
+        self._keeps = False  # whether llama.cpp is asked to keep recurrent states
         self._again = min(AGAIN, rounding.most // 4) if model.stateful else 0  # see `AGAIN`
         # up to how many tokens a lone sequence is read as they are; 0 where some are read again, or states are shown
         self._plain = rounding.most if rounding.least == 1 and not model.stateful else 0
@@ -108,7 +110,8 @@ class LlamaPasses(Passes):
                     f"{capacity:,} tokens of each of {self.slots} texts" if self.slots > 1 else f"{capacity:,} tokens"
                 )
                 raise MemoryError(f"{tokens} take {gib(needed)} of memory, and {gib(free)} is free")
-        made = Context(self.model, self.slots, capacity, self._rows, self.rounding, self.threads or 1)
+        kept = states_kept(self.model, self.slots, self.rounding.most) if self._keeps else 0
+        made = Context(self.model, self.slots, capacity, self._rows, self.rounding, self.threads or 1, kept=kept)
         if self._watched:
             self.model.library.llama_set_embeddings_nextn(made.handle, True, False)
         return made
@@ -339,6 +342,10 @@ class LlamaPasses(Passes):
         """
         assert self._recurrent is not None, "the model has states"
         states, slot, length = self._recurrent, request.slot, request.after
+        if not self._keeps and states.would_keep(slot, self._cells[slot], length):
+            self._keeps = True
+            with suppress(MemoryError):  # saved states do without
+                self._renew(self._new(self._context.capacity))
         if not states.placed:
             self._place()
         at = states.back(slot, self._cells[slot], length)
@@ -349,6 +356,20 @@ class LlamaPasses(Passes):
         if at == length:
             states.before(slot, length, len(request.tokens))
         return at
+
+    def _renew(self, new: Context) -> None:
+        """Go on in another context, which takes over the sequences with their recurrent states."""
+        assert self._recurrent is not None, "the model has states"
+        old = self._context
+        held, self._cells = self._cells, [FOREIGN] * self.slots  # before the rest, which may be interrupted
+        self._context, self._hidden = new, False
+        self._views.clear()
+        self._recurrent.open(new.handle, new.memory)
+        if not self._recurrent.placed:
+            self._place()
+        for slot, count in enumerate(held):
+            carried = 0 < count < FOREIGN and self._carried(old, new, slot)
+            self._cells[slot] = count if carried else FOREIGN
 
     def _place(self) -> None:
         """Read a token of each sequence in the order of their numbers; see `Recurrent`."""
@@ -391,15 +412,7 @@ class LlamaPasses(Passes):
             return
         old, new = self._context, self._new(max(tokens, min(2 * self._context.capacity, self.context)))
         if self._recurrent is not None:
-            held, self._cells = self._cells, [FOREIGN] * self.slots  # before the rest, which may be interrupted
-            self._context, self._hidden = new, False
-            self._views.clear()
-            self._recurrent.open(new.handle, new.memory)
-            if not self._recurrent.placed:
-                self._place()
-            for slot, count in enumerate(held):
-                carried = 0 < count < FOREIGN and self._carried(old, new, slot)
-                self._cells[slot] = count if carried else FOREIGN
+            self._renew(new)
             return
         for slot, cells in enumerate(self._cells):
             # A window's state would leave out what the window has left, and a pending copy has not been made.

@@ -2,7 +2,8 @@
 
 A recurrent state holds all tokens that it has read, so it cannot be cut. llama.cpp keeps the states after the last few
 tokens of a call for some architectures, which serves one rollback before the next call. Otherwise a saved state is set
-back, and the tokens after it are read again.
+back, and the tokens after it are read again. Keeping states makes every call slower, so it begins with the first
+rollback that it would have served.
 """
 
 from typing import NamedTuple
@@ -23,8 +24,6 @@ FOREIGN = 1 << 62  # The number of tokens of a sequence whose memory holds anyth
 
 def states_kept(model: LlamaModel, slots: int, most: int) -> int:
     """How many states llama.cpp is asked to keep of each of ``slots`` sequences, with ``most`` tokens in a call."""
-    if not model.stateful:
-        return 0
     room = max(SMALL, model.bytes // SHARE) // max(1, slots * model.state_bytes)
     return max(0, min(KEPT, most - 2, room))
 
@@ -71,6 +70,10 @@ class Recurrent:
         """A call has read this many tokens of a sequence."""
         self._widths[slot] = width
 
+    def would_keep(self, slot: int, cells: int, length: int) -> bool:
+        """Whether going back from ``cells`` tokens to ``length`` is as far as kept states reach."""
+        return 0 < length < cells < FOREIGN and cells - length < min(self._widths[slot], KEPT + 1)
+
     def back(self, slot: int, cells: int, length: int) -> int:
         """Go back to the first ``length`` tokens of a sequence that holds ``cells``, or to fewer; returns how many."""
         if cells <= length:
@@ -78,9 +81,9 @@ class Recurrent:
         library, memory, saved = self._library, self._memory, self._saved[slot]
         while saved and (saved[-1].length > length or cells == FOREIGN):
             saved.pop()
-        back, width = cells - length, self._widths[slot]
+        near = self.would_keep(slot, cells, length) and cells - length <= self.kept
         self._widths[slot] = 0
-        if length and back < width and back <= self.kept and library.llama_memory_seq_rm(memory, slot, length, -1):
+        if near and library.llama_memory_seq_rm(memory, slot, length, -1):
             return length
         self._far[slot] |= length > 0
         if not saved:

@@ -106,7 +106,14 @@ def test_llama_cpp_keeps_states_that_are_small(
 
     passes = passes_of(file, rounding)
 
-    assert passes.model.library.llama_n_rs_seq(passes._context.handle) == kept
+    def asked() -> int:
+        return passes.model.library.llama_n_rs_seq(passes._context.handle)
+
+    passes.forward([Request(0, 0, [5, 6], 1)])
+    passes.forward([Request(0, 2, [9, 10], 1)])
+    assert asked() == 0
+    passes.forward([Request(0, 3, [12, 13], 1)])
+    assert asked() == kept
     check_loop(file, rounding, 40)
 
 
@@ -195,6 +202,8 @@ def check_moved(file: Path, rounding: Rounding) -> None:
     draws = random.Random(0)
     text, rows = written(passes_of(file, rounding), [draws.randrange(4, 260) for _ in range(20)], 20)
     passes = passes_of(file, rounding, 3)
+    passes.forward([Request(0, 0, text[:5], 1)])
+    passes.forward([Request(0, 3, text[:2], 1)])  # from now on llama.cpp keeps states
     for slot in (2, 0, 1):
         passes.forward([Request(slot, 0, text[:20], 1)])
     passes.forward([Request(0, 20, [text[20], 5, 6, 7, 8], 5)])
