@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInf
 
 from specctl.errors import ProfileError, UsageError
 from specctl.plugins import DRAFTER, DRAFTERS
-from specctl.policies import NONE, Setting, nested
+from specctl.policies import NONE, POLICIES, Setting, nested
 from specctl.policies.registry import policy_table
 from specctl.policies.setting import BEAMS, LEAST_TREE, MOST_BEAMS, MOST_TREE, Parallel, TreeSize
 
@@ -415,7 +415,8 @@ class DraftTable(ModelTable):
             case "pre_verify" if given.get("draft", True) is None:
                 yield "needs a faster draft to verify: add a [draft] table inside this one"
             case "parallel":
-                if (policy := given.get("policy")) is not None and not policy.setting.fixed_length:
+                policy = given.get("policy")  # an unknown one has an error of its own
+                if policy is not None and policy.name in POLICIES and not policy.setting.fixed_length:
                     always = "while the target verifies all the time, there is nothing for"
                     yield f'needs policy name = "constant": {always} {policy.name} to decide'
                 if given.get("tree") is not None:

@@ -62,6 +62,11 @@ def test_what_it_does_not_go_with_is_one_message_that_names_the_key(resolved, ch
     assert why in caught.value.message
 
 
+def test_an_unknown_policy_has_its_own_message(resolved):
+    with pytest.raises(ProfileError, match='"fixed" is not a policy'):
+        resolved(overrides=["draft.policy.name=fixed"])
+
+
 def test_a_draft_below_another_cannot():
     below = {"model": "b", "parallel": True, "policy": {"name": "constant"}}
     with pytest.raises(ValueError, match="only the draft that the target verifies"):
