@@ -19,6 +19,7 @@ from pydantic import PlainSerializer, PlainValidator, TypeAdapter
 from specctl import __version__
 from specctl.errors import UsageError
 from specctl.files import Content, LineFormat
+from specctl.models.llama.library import package
 from specctl.models.running.engines import engine_report
 from specctl.models.running.pair import Pair
 from specctl.models.running.threads import threads_of
@@ -563,13 +564,15 @@ SCIKIT_LEARN = "scikit-learn"
 def gather(pair: Pair, profile: Profile, suite: Suite) -> Facts:
     """The provenance of a run that starts now: arguments, versions, devices, profile and suite."""
     runners = {"target": pair.target} | {level_key(level): draft for level, draft in enumerate(pair.drafts)}
+    llama = package() if any(runner.engine.startswith("llama.cpp") for runner in runners.values()) else None
     return Facts(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         argv=sys.argv[1:],
         versions={
             "python": platform.python_version(),
             "specctl": __version__,
-            **{package: version(package) for package in ("torch", "transformers")},
+            **{name: version(name) for name in ("torch", "transformers")},
+            **({} if llama is None else {llama.name: llama.version}),
         },
         devices={key: device_name(runner.device, threads_of(runner)) for key, runner in runners.items()},
         **of_request(profile, suite),

@@ -55,7 +55,6 @@ class LlamaPasses(Passes):
         ModelError: there is no memory for a context.
     """
 
-    engine = "llama.cpp"
     no_rows = None
     even = True
 
@@ -64,6 +63,7 @@ class LlamaPasses(Passes):
     ) -> None:
         self.model, self.rounding, self.threads, self.slots = model, rounding, threads, slots
         self.context, self.device = context, HOST
+        self._engine = " on ".join(filter(None, ["llama.cpp", ", ".join(model.cards)]))
         self.token_bytes = 2 * model.cached_values
         self._vocabulary = vocabulary
         self._rows = min(rounding.most, max(ROWS, MORE_ROWS * slots))

@@ -17,9 +17,11 @@ from specctl.models.loading.assembly import load_pair
 from specctl.models.running.engines import EngineSettings
 from specctl.models.running.pair import Pair
 from specctl.models.running.transforms import CheckedPasses
+from specctl.observing.results import gather
 from specctl.peers.assisted import AssistedPeer, pairing_obstacle
 from specctl.profile import Profile, resolve
 from specctl.profile.schema import ModelTable
+from specctl.prompts.suites import Suite
 from specctl.text_engine.row_count import most_rows
 from tests.support.invoked import invoke
 from tests.support.pretended_llama import PretendedLlama
@@ -222,6 +224,19 @@ def test_transformers_is_no_peer_of_them(tmp_path: Path) -> None:
     assert "GGUF" in (pairing_obstacle(both.target, both.draft) or "")
     with pytest.raises(UsageError, match="cannot run GGUF files"):
         AssistedPeer(opened(both), "hf-constant")
+
+
+def test_reports_name_the_library_and_its_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    import specctl.models.llama.width_trial  # noqa: F401 - see `llama`
+
+    PretendedLlama(cards=("CUDA0",)).install(monkeypatch)
+    profile = profile_of(write(tmp_path / "t.gguf"), None, "target.device=auto")
+
+    facts = gather(opened(profile), profile, Suite("it", "0", ()))
+
+    assert facts.engines == {"target": "llama.cpp on CUDA0"}
+    assert facts.versions["llama-cpp-python"] == "0.3.36"
 
 
 @pytest.mark.usefixtures("llama")
