@@ -410,7 +410,8 @@ class Checkpoint:
 
 
 def locate(table: ModelTable, role: str) -> Checkpoint:
-    """Find a model's files; from the hub, only small files (configuration, tokenizer) and an adapter are downloaded.
+    """Find a model's files; from the hub, only small files (configuration, tokenizer), an adapter and GGUF files are
+    downloaded.
 
     ``role`` is the table's key in the profile, for messages. Raises ModelError if the model or adapter does not exist
     or access is denied.
