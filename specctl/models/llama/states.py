@@ -50,7 +50,7 @@ class Recurrent:
     def __init__(self, library: Library, slots: int) -> None:
         self._library, self._slots = library, slots
         self._handle = self._memory = self.kept = 0
-        self._far = [False] * slots  # whether the sequence ever went back to a saved state
+        self._far = [False] * slots  # whether the sequence ever went back further than kept states reach
         self.clear()
 
     def clear(self) -> None:
@@ -63,7 +63,7 @@ class Recurrent:
         """Continue in a context; the caller sets the sequences' whole states."""
         self._handle, self._memory = handle, memory
         self.kept = self._library.llama_n_rs_seq(handle)
-        self._widths = [0] * self._slots
+        self._widths = [-1] * self._slots  # their last calls were in another context
         self.placed = self._slots == 1 or not self.kept
 
     def was_read(self, slot: int, width: int) -> None:
@@ -82,10 +82,10 @@ class Recurrent:
         while saved and (saved[-1].length > length or cells == FOREIGN):
             saved.pop()
         near = self.would_keep(slot, cells, length) and cells - length <= self.kept
+        self._far[slot] |= length > 0 and not near and self._widths[slot] >= 0
         self._widths[slot] = 0
         if near and library.llama_memory_seq_rm(memory, slot, length, -1):
             return length
-        self._far[slot] |= length > 0
         if not saved:
             library.llama_memory_seq_rm(memory, slot, -1, -1)
             return 0

@@ -10,7 +10,7 @@ import pytest
 
 from specctl.errors import ModelError
 from specctl.models.llama import states
-from specctl.models.llama.library import BF16, require_llama
+from specctl.models.llama.library import BF16, PARTIAL, require_llama
 from specctl.models.llama.model import LlamaModel
 from specctl.models.llama.passes import LlamaPasses
 from specctl.models.llama.rounding import Rounding
@@ -91,6 +91,22 @@ def check_loop(file: Path, rounding: Rounding, count: int, *, most: int = 12, se
 def test_drafts_change_no_row(tmp_path: Path, llama: PretendedLlama, architecture: str, least: int) -> None:
     llama.lone *= least - 1
     check_loop(write(tmp_path / "m.gguf", architecture), Rounding(least=least), 60)
+
+
+@pytest.mark.parametrize(("architecture", "saved"), [("qwen35", 1), ("mamba2", 12)])
+def test_states_are_saved_where_none_are_kept(
+    tmp_path: Path, llama: PretendedLlama, architecture: str, saved: int
+) -> None:
+    slot = Slot(passes_of(write(tmp_path / "m.gguf", architecture), Rounding()))
+    text = [random.Random(0).randrange(4, 260) for _ in range(200)]
+    slot.extend(text[:40], 1)
+
+    for end in range(42, 162, 2):
+        slot.extend([*text[slot.length : end], 5, 6, 7], 4)
+        slot.rollback(end)
+
+    # one after the prompt, then one for every 10 tokens
+    assert llama.calls.count(("llama_state_seq_get_data_ext", 0, PARTIAL)) == saved
 
 
 @pytest.mark.usefixtures("llama")
