@@ -410,6 +410,8 @@ def _with_stored_graphs(
     members: Sequence[PairMember], profile: Profile, settings: EngineSettings
 ) -> list[PairMember] | None:
     wanted = [place for place, one in enumerate(members) if one.table.has_files and one.network is None]
+    if not wanted:
+        return list(members)
     if (
         (settings.check and 0 in wanted)
         or any(one.predictors for one in members)
