@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from specctl.models.draft_heads.verifier_states import HeadInputs
 from specctl.models.llama.context import AHEAD, Context
-from specctl.models.llama.library import Library, Rows
+from specctl.models.llama.library import BF16, Library, Rows
 from specctl.models.llama.model import LlamaModel
 from specctl.models.llama.rounding import Rounding
 from specctl.models.passes.forward import Forward, joined_numbers
@@ -85,7 +85,7 @@ class MtpPasses(Passes):
         self._open(min(CAPACITY, context))
 
     def _open(self, capacity: int) -> None:
-        rounding, library = Rounding(most=PIECE), self.model.library
+        rounding, library = Rounding(most=PIECE, cache=BF16), self.model.library  # as in `Rounding` of a target
         self._context = Context(self.model, 1, capacity, PIECE, rounding, self.threads or 1, AHEAD)
         # Of all tokens: with a mask llama.cpp shows the first tokens' states in place of those asked for.
         library.llama_set_embeddings_nextn(self._context.handle, True, False)

@@ -25,7 +25,7 @@ from specctl.prompts.suites import Suite
 from specctl.text_engine.row_count import most_rows
 from tests.support.invoked import invoke
 from tests.support.pretended_llama import PretendedLlama
-from tests.support.tiny_gguf import damaged, parts, write
+from tests.support.tiny_gguf import STATEFUL, damaged, parts, write
 
 
 @pytest.fixture
@@ -362,3 +362,25 @@ def test_mtp_layers_that_cannot_draft(tmp_path: Path) -> None:
     target = write(tmp_path / "m.gguf", "qwen35", mtp=1)
     with pytest.raises(ModelError, match="Remove dtype from"):
         opened(profile_of(target, "target:mtp", "draft.policy.name=constant", "draft.dtype=bfloat16"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", STATEFUL)
+def test_recurrent_models_draft_and_verify_on_llama_cpp(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, architecture: str
+) -> None:
+    if package() is None:
+        pytest.skip("llama.cpp is not installed")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    mtp = int(architecture == "qwen35")
+    target = write(tmp_path / "t.gguf", architecture, "Q8_0", mtp=mtp)
+    drafts = [write(tmp_path / "d.gguf", architecture, "Q8_0", noise=0.02), *(["target:mtp"] * mtp)]
+    alone = profile_of(target)
+    pair = opened(alone)
+    prompts = ["the cat", "in the end and then again " * 20]
+    expected = [text(pair, alone, prompt, 80) for prompt in prompts]
+
+    for draft in drafts:
+        both = profile_of(target, draft, "draft.policy.name=constant")
+        pair = opened(both)
+        assert [text(pair, both, prompt, 80) for prompt in prompts] == expected
