@@ -7,6 +7,7 @@ from weakref import finalize
 import numpy as np
 import numpy.typing as npt
 
+from specctl.errors import ModelError
 from specctl.models.draft_heads.verifier_states import HeadInputs
 from specctl.models.llama.context import AHEAD, Context
 from specctl.models.llama.library import BF16, Library, Rows
@@ -67,7 +68,7 @@ class MtpPasses(Passes):
         threads: of a pass on the CPU.
 
     Raises:
-        MemoryError: llama.cpp cannot make a context.
+        ModelError: llama.cpp cannot make a context of the layers.
     """
 
     engine = "llama.cpp"
@@ -82,7 +83,10 @@ class MtpPasses(Passes):
         self._blank = np.zeros((1, model.width), np.float32)
         self._rows = HeadInputs(self._blank, lambda states: np.asarray(states[LAST]))
         self._cells = 0  # how many tokens llama.cpp's memory holds
-        self._open(min(CAPACITY, context))
+        try:
+            self._open(min(CAPACITY, context))
+        except MemoryError as error:
+            raise ModelError(f"{error}.") from error
 
     def _open(self, capacity: int) -> None:
         rounding, library = Rounding(most=PIECE, cache=BF16), self.model.library  # as in `Rounding` of a target

@@ -120,3 +120,11 @@ def test_states_of_passes_without_padding(tmp_path: Path, monkeypatch: pytest.Mo
     states = slot.extend([8, 9], 1).states
     assert states is not None
     assert states[LAST].shape == (2, 64)
+
+
+def test_a_file_without_such_layers_has_no_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    PretendedLlama().install(monkeypatch)
+    model = LlamaModel.open(write(tmp_path / "m.gguf"), device="cpu")
+
+    with pytest.raises(ModelError, match="the model has no MTP layers"):
+        MtpPasses(model, WORDS, 1024, 1)
