@@ -67,6 +67,8 @@ LENGTHS, LEAST = range(1, 9), (0.0, 0.4, 0.8)
 FIRST, FIRST_TOKENS = 1, 32
 """The number of prompts of each kind on which all these settings are compared, and the most tokens of each text. The
 fastest lookup and the fastest draft of each kind are kept."""
+CALIBRATING = "8"
+"""The number of prompts that a policy is calibrated on, with texts of FIRST_TOKENS."""
 START = "The capital of France is"
 """The prompt of processes that write one token."""
 NONE, ALONE, SERVER = "none", "llama.cpp", "llama.cpp server"
@@ -325,15 +327,15 @@ class Bench:
         return ids
 
     def _calibrated(self, form: str, draft: str) -> str:
-        """The policy that `specctl calibrate` advises for a draft, on half of the prompts."""
+        """The policy that `specctl calibrate` advises for a draft."""
         name = f"calibrated {form} {draft}"
         if name not in self.rows.made:
             written = self.folder / f"calibrated-{form}.toml"
             _run(
                 [sys.executable, "-m", "specctl", "calibrate", "--target", self.weights(form), "--draft", draft],
                 _settings(form),
-                ["--policy", "all", "-i", self.options.prompts, "--samples", str(max(2, len(self.prompts) // 2))],
-                ["-n", str(self.options.tokens), "--threads", str(self.options.threads[0]), "-o", written, "--force"],
+                ["--policy", "all", "-i", self.options.prompts, "--samples", CALIBRATING],
+                ["-n", str(FIRST_TOKENS), "--threads", str(self.options.threads[0]), "-o", written, "--force"],
                 ["--no-verify", "-q", "--json"],
                 threads=self.options.threads[0],
             )
@@ -486,7 +488,7 @@ def kind_tables(rows: Rows, threads: int) -> Iterator[str]:
             yield from _compared(texts, _clock(threads), best, NONE, beside=form == "llama")
         for name, word in rows.of("calibrated").items():
             if name.split()[1] == form:
-                yield f"\n{name.split(maxsplit=2)[2]} calibrated on half of the prompts: {word}"
+                yield f"\n{name.split(maxsplit=2)[2]} calibrated on {CALIBRATING} prompts: {word}"
 
 
 def setting_table(rows: Rows, threads: int) -> Iterator[str]:
