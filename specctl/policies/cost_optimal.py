@@ -24,7 +24,7 @@ from specctl.policies.estimators import (
     foreseen,
     log_odds,
 )
-from specctl.policies.round_times import AT_ONCE, COST_MEMORY, FEW, SPEED_MEMORY, RoundTimes
+from specctl.policies.round_times import COST_MEMORY, FEW, SPEED_MEMORY, RoundTimes
 from specctl.records import DraftStep, Round, StopReason
 
 CROWDED = 8
@@ -184,7 +184,9 @@ class CostOptimal(Rule):
 
     def expect(self, chance: float) -> None:
         self._expected = log_odds(chance)
-        if self._ask is None:
+        if self._ask is None and not chance:  # there is nothing to draft
+            self._limit = 0
+        elif self._ask is None:
             first = self.first_gain()
             self._limit = self.max_draft if self.goes_on(0, first, first) else 0
 
@@ -383,6 +385,7 @@ class CopyTimes:
     _emitted: float = 0.0
     _seconds: float = 0.0
     _spent: list[float] = field(default_factory=list)
+    _speed: float = 0.0  # tokens/s, where `_spent` is not empty
 
     def learn(self, round_: Round, emitted: int) -> None:
         """Learn from a round; a text's first one also reads the prompt."""
@@ -396,14 +399,16 @@ class CopyTimes:
         """The time of a round with k draft tokens, in tokens at the speed of the last rounds, for k from 0 on; at least
         ``count`` entries.
         """
-        if len(self._spent) < count:
+        spent = self._spent
+        if (start := len(spent)) < count:
             if self._passes.known:
-                times = self._passes.upto(count + AT_ONCE)
-                speed = (self._emitted + UNMEASURED) / (self._seconds + UNMEASURED * times[0])
-                self._spent = [speed * seconds for seconds in times]
+                times = self._passes.upto(count, start)
+                if not start:
+                    self._speed = (self._emitted + UNMEASURED) / (self._seconds + UNMEASURED * times[0])
+                spent += [self._speed * seconds for seconds in times]
             else:
-                self._spent = [1 + UNKNOWN * width for width in range(count)]
-        return self._spent
+                spent += [1 + UNKNOWN * width for width in range(start, count)]
+        return spent
 
 
 class Ended(NamedTuple):

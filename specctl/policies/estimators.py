@@ -319,10 +319,10 @@ class WidthCurve:
         self._level *= ratio**LEVEL_RATE
         self._known[width] = usual * ratio ** max(LEAST_RATE, 1 / (count + 1)), count + 1
 
-    def upto(self, count: int) -> list[float]:
-        """Seconds of the first ``count`` widths, from 0 on; after a timed pass."""
+    def upto(self, count: int, start: int = 0) -> list[float]:
+        """Seconds of the widths below ``count``, from ``start`` on; after a timed pass."""
         widths = sorted(self._known)
-        return [self._level * self._at(width, widths) for width in range(count)]
+        return [self._level * self._at(width, widths) for width in range(start, count)]
 
     def _at(self, width: int, widths: list[int]) -> float:
         """Seconds at level 1."""
