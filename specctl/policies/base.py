@@ -143,7 +143,7 @@ class Resting(Protocol):
 
 def rests(policy: StoppingPolicy) -> int:
     """`Rule.rests`; 0 of policies without it."""
-    return policy.rests() if isinstance(policy, Rule | Resting) else 0
+    return policy.rests() if isinstance(policy, Rule) or isinstance(policy, Resting) else 0  # noqa: SIM101 - it is faster
 
 
 def joint_of(policy: StoppingPolicy) -> "CostOptimalBatch | None":

@@ -1,7 +1,7 @@
 """A draft without weights: the tokens after an earlier occurrence of the text's last tokens."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -122,9 +122,16 @@ class LookupPasses(Passes):
         self.context = ENDLESS
         self.device = HOST
         self._vocabulary = vocabulary
+        self._nothing = Forward(np.zeros((0, vocabulary), dtype=np.float32))
 
     def fresh(self) -> "LookupPasses":
         return LookupPasses(self._vocabulary)
+
+    def answer(self, request: Request) -> Any:
+        if request.keep:
+            return super().answer(request)
+        self.index.append(request.tokens)  # the way of every round
+        return self._nothing
 
     def forward(self, requests: Sequence[Request]) -> list[Forward]:
         (request,) = requests
