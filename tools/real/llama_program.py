@@ -38,6 +38,7 @@ class Program:
         self._threads = threads
         self._batch = llama_cpp.llama_batch_init(BATCH, 0, 1)
         self._contexts: dict[int, Any] = {}
+        self._prompt: list[int] = []  # of the last `write`, which the context of one text holds
 
     def _ends(self, token: int) -> bool:
         """Whether a token ends a text."""
@@ -52,8 +53,22 @@ class Program:
             wanted.n_threads = wanted.n_threads_batch = self._threads
             self._contexts[texts] = api.llama_init_from_model(self._model, wanted)
         context = self._contexts[texts]
+        self._prompt = []
         api.llama_memory_clear(api.llama_get_memory(context), True)
         return context
+
+    def _after_prompt(self, ids: Sequence[int]) -> tuple[Any, int]:
+        """The context of one text with a prompt, of which the last one's is kept, and the first token after it."""
+        prompt = list(ids)
+        if prompt != self._prompt:
+            context = self._context(1)
+            first = self._prefill(context, prompt)
+        else:
+            context, last = self._contexts[1], len(prompt) - 1
+            self._api.llama_memory_seq_rm(self._api.llama_get_memory(context), 0, last, -1)
+            (first,) = self._read(context, [(prompt[last], last, 0)], 1)
+        self._prompt = prompt
+        return context, first
 
     def _read(self, context: Any, tokens: Sequence[tuple[int, int, int]], keep: int) -> list[int]:
         """A pass over (token, position, text); returns the likeliest token after each of the last ``keep``."""
@@ -93,13 +108,13 @@ class Program:
 
     def write(self, ids: Sequence[int], count: int, lookup: int = 0) -> dict[str, Any]:
         """A greedy text, with llama-cpp-python's own prompt lookup of ``lookup`` tokens if that is not 0."""
-        api, context = self._api, self._context(1)
-        memory: Any = api.llama_get_memory(context)
+        api = self._api
         draft: Any = None
         if lookup:
             draft = import_module("llama_cpp.llama_speculative").LlamaPromptLookupDecoding(num_pred_tokens=lookup)
         whole = Clocks()
-        written = [self._prefill(context, ids)]
+        context, token = self._after_prompt(ids)
+        memory, written = api.llama_get_memory(context), [token]
         first, rest = whole.read(), Clocks()
         while len(written) < count and not self._ends(written[-1]):
             start, drafted = len(ids) + len(written) - 1, []
