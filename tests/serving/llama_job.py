@@ -43,8 +43,6 @@ def _end(how: str | None) -> None:
 
 def served(**setup: Any) -> TextEngine:
     """Stands for `loading.served_replica`."""
-    import specctl.models.llama.vocabulary
-    import specctl.models.llama.width_trial  # noqa: F401 - `install` replaces names in imported modules
 
     library = Mortal()
     library.install(pytest.MonkeyPatch())

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,18 @@ class Given:
     wanted: dict[int, bool] = field(default_factory=dict)
 
 
+IMPORTERS = (
+    "specctl.doctor.diagnosis",
+    "specctl.doctor.gguf_facts",
+    "specctl.models.llama.model",
+    "specctl.models.llama.width_trial",
+    "specctl.models.loading.file_models",
+    "specctl.models.loading.pair_members",
+    "specctl.observing.results",
+)
+"""Modules that import functions of `specctl.models.llama.library` by name."""
+
+
 class PretendedLlama(real.Library):
     """A library in memory.
 
@@ -162,6 +175,8 @@ class PretendedLlama(real.Library):
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> "PretendedLlama":
         """Let every module of specctl find this library instead of an installed one."""
+        for module in IMPORTERS:  # a module that is first imported later would keep this library after the test
+            import_module(module)
         names = ("library", "package", "require_llama")
         replaced = dict(zip(names, (lambda: self, lambda: self.package, lambda: self.package), strict=True))
         before = {name: getattr(real, name) for name in names}

@@ -31,8 +31,6 @@ from tests.support.tiny_gguf import STATEFUL, damaged, parts, write
 @pytest.fixture
 def llama(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> PretendedLlama:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    import specctl.models.llama.vocabulary
-    import specctl.models.llama.width_trial  # noqa: F401 - `install` replaces names in imported modules
 
     return PretendedLlama().install(monkeypatch)
 
@@ -228,7 +226,6 @@ def test_transformers_is_no_peer_of_them(tmp_path: Path) -> None:
 
 def test_reports_name_the_library_and_its_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    import specctl.models.llama.width_trial  # noqa: F401 - see `llama`
 
     PretendedLlama(cards=("CUDA0",)).install(monkeypatch)
     profile = profile_of(write(tmp_path / "t.gguf"), None, "target.device=auto")

@@ -63,7 +63,6 @@ def written(folder: Path, *, sentencepiece: bool, **more: Any) -> Path:
 
 @pytest.fixture
 def library(monkeypatch: pytest.MonkeyPatch) -> PretendedLlama:
-    import specctl.models.llama.width_trial  # noqa: F401 - `install` replaces names in imported modules
 
     return PretendedLlama().install(monkeypatch)
 
