@@ -227,6 +227,8 @@ class DraftAllowance:
             longest = account.longest(doubt * (times.lost_entry + reading), doubt * times.lost_step)
             if self._booked < FIRST_DRAFTS:
                 longest = min(longest, FIRST_LENGTH)
+            elif not times.several:  # what wider passes take is not known far beyond the widest one
+                longest = min(longest, 2 * max(FIRST_LENGTH, times.longest) + 1)
         lull = LULL if longest else min(LONGEST_LULL, max(LULL, self.idle // 4))
         self.asleep = lull - 1 if self.idle > (LULL_OF_SEVERAL if times.several else LULL) else 0
         return longest

@@ -179,6 +179,8 @@ class RunningLine:
     # while the weight of earlier observations is below this, an observation far below the line restarts it: other
     # programs can only add time, so the earlier observations were too long
     restarts: float = 0.0
+    # whether an observation beyond the largest k so far is no outlier, since the slope there is not known
+    extends: bool = False
     base: float = field(init=False, default=0.0)  # seconds at k = 0, at least 0
     slope: float = field(init=False, default=0.0)  # additional seconds when k grows by 1, at least 0
     _count: float = 0.0
@@ -187,6 +189,7 @@ class RunningLine:
     _t: float = 0.0
     _kt: float = 0.0
     _scale: float = 0.0
+    _largest: float = 0.0
 
     @property
     def known(self) -> bool:
@@ -221,7 +224,7 @@ class RunningLine:
             expected = self.base + self.slope * k
             if count < self.restarts and seconds < FAR_BELOW * expected:
                 count = self._k = self._kk = self._t = self._kt = self._scale = 0.0
-            else:
+            elif not self.extends or k <= self._largest:
                 most = PLAUSIBLE * self._scale + TOLERANCE * expected
                 error = seconds - expected
                 size = error if error > 0 else -error
@@ -229,6 +232,8 @@ class RunningLine:
                     seconds = expected + (most if error > 0 else -most)
                 # Errors for the scale are clipped less, so that the line follows a lasting change within a few rounds.
                 self._scale += SCALE_RATE * ((size if size < 2 * most else 2 * most) - self._scale)
+        if k > self._largest:
+            self._largest = k
         memory = self.memory
         self._count = count = memory * count + 1
         self._k = sum_k = memory * self._k + k

@@ -73,7 +73,7 @@ class RoundTimes:
         init=False, default_factory=lambda: RunningLine(COST_MEMORY, anchor=DRAFT_ANCHOR, restarts=FIRST)
     )
     _verify: WidthTimes = field(
-        init=False, default_factory=lambda: WidthTimes(RunningLine(COST_MEMORY, restarts=FIRST))
+        init=False, default_factory=lambda: WidthTimes(RunningLine(COST_MEMORY, restarts=FIRST, extends=True))
     )
     _alone: RunningLine = field(init=False, default_factory=lambda: RunningLine(COST_MEMORY, restarts=FIRST))
     _catching_up: RunningLine = field(
@@ -173,6 +173,11 @@ class RoundTimes:
     def _most_wider(self) -> float:
         """The largest cost of each further token of a pass, as a share of a pass over one."""
         return WIDER if self.several else MOST_WIDER
+
+    @property
+    def longest(self) -> int:
+        """The number of tokens of the longest timed draft."""
+        return int(self._longest)
 
     @property
     def knows_target(self) -> bool:

@@ -56,6 +56,7 @@ def after(policy: CostOptimal, rounds: int, **settings: float) -> CostOptimal:
 def trusted(policy: CostOptimal) -> CostOptimal:
     """The policy as if its drafts had saved time before."""
     policy.batch.allowance.account.balance, policy.batch.allowance._booked = MOST, FIRST_DRAFTS
+    policy.batch.times._longest = policy.max_draft
     policy.reset()
     return policy
 

@@ -25,8 +25,10 @@ class Simulated:
         cold: float = 1.0,
         seed: int = 3,
         start: float = 0.0,
+        each: float = 0.0,
     ) -> None:
         self.policy, self._right, self._step, self._wider, self._cold = policy, right, step, wider, cold
+        self._each = each  # of a pass, for each draft token
         self._start = start  # by what share of it the run's first round takes longer, and later ones ever less
         self._chance = random.Random(seed)
         self._round_drafted = False
@@ -57,7 +59,7 @@ class Simulated:
         steps = tuple(DraftStep(place + 1, token=5, entropy=0.5, top_prob=0.8) for place in range(count))
         kind = ExtraToken.BONUS if accepted == count else ExtraToken.CORRECTION
         slow = 1 + self._start * 0.8**self.rounds
-        drafting, verifying = slow * drafting, slow * (PASS + self._wider * bool(count))
+        drafting, verifying = slow * drafting, slow * (PASS + self._wider * bool(count) + self._each * count)
         times = drafting, verifying, drafting + verifying
         self.policy.observe(Round(0, steps, accepted, 9, kind, StopReason.POLICY, None, *times, context=context))
         self.tokens += accepted + 1
@@ -93,6 +95,13 @@ def test_a_pass_that_a_draft_makes_longer_is_paid_for_from_the_first_one_on() ->
     """What the first rejected draft lost is booked when the target's own time is known."""
     played = Simulated(CostOptimal(), lambda _: 0.0, wider=0.4 * PASS).write(1)
     assert (played.seconds - played.tokens * PASS) / PASS < ALLOWANCE + 0.7
+
+
+@pytest.mark.parametrize("right", [0.3, 0.7, 0.9])
+def test_passes_that_take_as_long_for_each_token_as_for_the_first_are_not_made_wider(right: float) -> None:
+    """Such are the kernels of llama.cpp on a CPU."""
+    played = Simulated(CostOptimal(), lambda _: right, wider=0.2 * PASS, each=1.1 * PASS).write(40)
+    assert played.of_none > 0.985
 
 
 @pytest.mark.parametrize(("step", "least"), [(1.0, 38), (1.5, 36)])
