@@ -599,7 +599,7 @@ def _columns(texts: Sequence[Mapping[str, Any]], label: str, clock: str) -> tupl
 
 def _speed(texts: Sequence[Mapping[str, Any]], label: str, clock: str) -> float:
     tokens, ms = _columns(texts, label, clock)
-    return float(1e3 * tokens.sum() / ms.sum())
+    return float(1e3 * tokens.sum() / ms.sum()) if ms.sum() else 0.0  # where every text has one token
 
 
 def _ratio(texts: Sequence[Mapping[str, Any]], label: str, over: str, clock: str) -> Interval:
