@@ -59,7 +59,7 @@ class Context:
         if handle is None:
             why = lines[0].strip() if lines else "llama.cpp gives no reason"
             raise MemoryError(f"no context of {capacity * slots} tokens could be made for {model.path.name}: {why}")
-        self.handle = handle
+        self.library, self.handle = lib, handle
         finalize(self, _free, lib.llama_free, handle, model)
         self.memory: int = lib.llama_get_memory(handle)
         self.capacity: int = lib.llama_n_ctx_seq(handle)
@@ -67,6 +67,17 @@ class Context:
     def floats(self, address: int, rows: int, columns: int) -> npt.NDArray[np.float32]:  # (rows, columns)
         """Numbers of this context, which lives as long as they are used."""
         return np.asarray(_Floats(self, address, (rows, columns)))
+
+    def state(self, slot: int, kind: int = 0) -> npt.NDArray[np.int8]:
+        """What a sequence's memory holds; with `PARTIAL` only what cannot be rolled back. Empty if it cannot be had."""
+        lib, handle = self.library, self.handle
+        found = np.empty(lib.llama_state_seq_get_size_ext(handle, slot, kind), np.int8)
+        return found[: lib.llama_state_seq_get_data_ext(handle, found.ctypes.data, len(found), slot, kind)]
+
+    def set_state(self, slot: int, state: npt.NDArray[np.int8], kind: int = 0) -> bool:
+        """Let a sequence hold what `state` gave, of this context or another; whether it does."""
+        lib = self.library
+        return bool(lib.llama_state_seq_set_data_ext(self.handle, state.ctypes.data, len(state), slot, kind))
 
 
 class _Floats:

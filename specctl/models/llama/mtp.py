@@ -157,9 +157,6 @@ class MtpPasses(Passes):
         old = self._context
         if tokens <= old.capacity:
             return
-        library = self.model.library
         self._open(max(tokens, 2 * old.capacity))
         if self._cells:
-            state = np.empty(library.llama_state_seq_get_size_ext(old.handle, 0, 0), np.int8)
-            library.llama_state_seq_get_data_ext(old.handle, state.ctypes.data, len(state), 0, 0)
-            library.llama_state_seq_set_data_ext(self._context.handle, state.ctypes.data, len(state), 0, 0)
+            self._context.set_state(0, old.state(0))

@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
-from ctypes import c_int8
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -69,7 +68,6 @@ class LlamaPasses(Passes):
         self._rows = min(rounding.most, max(ROWS, MORE_ROWS * slots))
         self._texts: list[list[int]] = [[] for _ in range(slots)]  # the tokens that each sequence has read
         self._cells = [0] * slots  # how many tokens llama.cpp's memory holds of each, from its text's beginning
-        self._recurrent = Recurrent(model.library, slots) if model.stateful else None
         self._keeps = False  # whether llama.cpp is asked to keep recurrent states
         self._again = min(AGAIN, rounding.most // 4) if model.stateful else 0  # see `AGAIN`
         # up to how many tokens a lone sequence is read as they are; 0 where some are read again, or states are shown
@@ -96,8 +94,7 @@ class LlamaPasses(Passes):
             self._context = self._new(min(CAPACITY, context))
         except MemoryError as error:
             raise ModelError(f"{error}.") from error
-        if self._recurrent is not None:
-            self._recurrent.open(self._context.handle, self._context.memory)
+        self._recurrent = Recurrent(self._context, slots) if model.stateful else None
 
     def _new(self, capacity: int) -> Context:
         capacity = -(-capacity // CAPACITY) * CAPACITY
@@ -364,11 +361,11 @@ class LlamaPasses(Passes):
         held, self._cells = self._cells, [FOREIGN] * self.slots  # before the rest, which may be interrupted
         self._context, self._hidden = new, False
         self._views.clear()
-        self._recurrent.open(new.handle, new.memory)
+        self._recurrent.open(new)
         if not self._recurrent.placed:
             self._place()
         for slot, count in enumerate(held):
-            carried = 0 < count < FOREIGN and self._carried(old, new, slot)
+            carried = 0 < count < FOREIGN and _carried(old, new, slot)
             self._cells[slot] = count if carried else FOREIGN
 
     def _place(self) -> None:
@@ -416,19 +413,11 @@ class LlamaPasses(Passes):
             return
         for slot, cells in enumerate(self._cells):
             # A window's state would leave out what the window has left, and a pending copy has not been made.
-            if cells and (self.model.window or slot in self._copied or not self._carried(old, new, slot)):
+            if cells and (self.model.window or slot in self._copied or not _carried(old, new, slot)):
                 self._cells[slot] = 0
         self._context, self._hidden = new, False
         self._copied.clear()
         self._views.clear()
-
-    def _carried(self, old: Context, new: Context, slot: int) -> bool:
-        """Whether a sequence's cells could be copied to a new context."""
-        lib = self.model.library
-        size = lib.llama_state_seq_get_size_ext(old.handle, slot, 0)
-        state = (c_int8 * size)()
-        size = lib.llama_state_seq_get_data_ext(old.handle, state, size, slot, 0)
-        return bool(size and lib.llama_state_seq_set_data_ext(new.handle, state, size, slot, 0))
 
     def _logits(self, first: int, keep: int) -> npt.NDArray[np.float32]:
         """The last call's logits ``(keep, V)`` of tokens from its ``first`` on, where llama.cpp has them."""
@@ -455,6 +444,12 @@ class LlamaPasses(Passes):
 
         address = self.model.library.llama_get_embeddings_ith(self._context.handle, first)
         return torch.from_numpy(self._context.floats(address, keep, self.model.width).copy())
+
+
+def _carried(old: Context, new: Context, slot: int) -> bool:
+    """Whether a sequence's cells could be copied to a new context."""
+    state = old.state(slot)
+    return len(state) > 0 and new.set_state(slot, state)
 
 
 def _copied(found: Forward) -> Forward:

@@ -11,7 +11,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from specctl.models.llama.library import PARTIAL, Library
+from specctl.models.llama.context import Context
+from specctl.models.llama.library import PARTIAL
 from specctl.models.llama.model import LlamaModel
 
 KEPT = 8  # How many states before the last one llama.cpp is asked to keep of each sequence, if they are small
@@ -47,22 +48,22 @@ class Recurrent:
         placed: whether each sequence has its place.
     """
 
-    def __init__(self, library: Library, slots: int) -> None:
-        self._library, self._slots = library, slots
-        self._handle = self._memory = self.kept = 0
+    def __init__(self, context: Context, slots: int) -> None:
+        self._slots = slots
         self._far = [False] * slots  # whether the sequence ever went back further than kept states reach
-        self.clear()
+        self._saved: list[list[Saved]] = [[] for _ in range(slots)]
+        self.open(context)
 
     def clear(self) -> None:
         """All sequences are empty."""
         self._widths = [0] * self._slots  # how many tokens its last call read; 0 where their states are not kept
-        self._saved: list[list[Saved]] = [[] for _ in range(self._slots)]
+        self._saved = [[] for _ in range(self._slots)]
         self.placed = self._slots == 1 or not self.kept
 
-    def open(self, handle: int, memory: int) -> None:
+    def open(self, context: Context) -> None:
         """Continue in a context; the caller sets the sequences' whole states."""
-        self._handle, self._memory = handle, memory
-        self.kept = self._library.llama_n_rs_seq(handle)
+        self._context = context
+        self.kept: int = context.library.llama_n_rs_seq(context.handle)
         self._widths = [-1] * self._slots  # their last calls were in another context
         self.placed = self._slots == 1 or not self.kept
 
@@ -78,7 +79,7 @@ class Recurrent:
         """Go back to the first ``length`` tokens of a sequence that holds ``cells``, or to fewer; returns how many."""
         if cells <= length:
             return cells
-        library, memory, saved = self._library, self._memory, self._saved[slot]
+        library, memory, saved = self._context.library, self._context.memory, self._saved[slot]
         while saved and (saved[-1].length > length or cells == FOREIGN):
             saved.pop()
         near = self.would_keep(slot, cells, length) and cells - length <= self.kept
@@ -90,7 +91,7 @@ class Recurrent:
             library.llama_memory_seq_rm(memory, slot, -1, -1)
             return 0
         found, content = saved[-1]
-        library.llama_state_seq_set_data_ext(self._handle, content.ctypes.data, len(content), slot, PARTIAL)
+        self._context.set_state(slot, content, PARTIAL)
         library.llama_memory_seq_rm(memory, slot, found, -1)
         return found
 
@@ -102,7 +103,7 @@ class Recurrent:
             return
         if len(saved) == SAVED:
             del saved[1]  # the first is usually the end of a prompt, where a next text may differ
-        saved.append(Saved(length, self._state(slot, PARTIAL)))
+        saved.append(Saved(length, self._context.state(slot, PARTIAL)))
 
     def copy(self, source: int, slot: int, cells: int) -> int:
         """Copy a whole sequence, if it has read any of its text; returns how many tokens the other one then holds."""
@@ -110,13 +111,6 @@ class Recurrent:
         if cells in (0, FOREIGN):
             self._saved[slot] = []
             return FOREIGN
-        whole = self._state(source, 0)
-        self._library.llama_state_seq_set_data_ext(self._handle, whole.ctypes.data, len(whole), slot, 0)
+        self._context.set_state(slot, self._context.state(source))
         self._saved[slot] = list(self._saved[source])
         return cells
-
-    def _state(self, slot: int, kind: int) -> npt.NDArray[np.int8]:
-        library = self._library
-        found = np.empty(library.llama_state_seq_get_size_ext(self._handle, slot, kind), np.int8)
-        library.llama_state_seq_get_data_ext(self._handle, found.ctypes.data, len(found), slot, kind)
-        return found
