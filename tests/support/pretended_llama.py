@@ -11,8 +11,7 @@ import pickle
 import sys
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
@@ -152,12 +151,7 @@ class PretendedLlama(real.Library):
         self.codes: deque[int] = deque()
         self.aborts: int | None = None
         self.things: dict[int, Any] = {}
-        functions = {
-            **real.FUNCTIONS,
-            "llama_context_default_params": (real.ContextParams, ()),
-            "llama_init_from_model": (ctypes.c_void_p, (ctypes.c_void_p, real.ContextParams)),
-        }
-        for name, (_, arguments) in functions.items():
+        for name, (_, arguments) in self.package.functions.items():
             setattr(self, name, partial(self._checked, name, arguments))
 
     def _checked(self, name: str, types: tuple[Any, ...], *arguments: Any) -> Any:
@@ -167,11 +161,6 @@ class PretendedLlama(real.Library):
         function: Callable[..., Any] | None = getattr(type(self), f"_{name}", None)
         assert function is not None, f"the pretended library has no {name}"
         return function(self, *arguments)
-
-    @contextmanager
-    def logged(self) -> Iterator[Any]:
-        self.lines.clear()
-        yield self.lines
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> "PretendedLlama":
         """Let every module of specctl find this library instead of an installed one."""

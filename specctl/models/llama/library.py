@@ -226,6 +226,15 @@ class Package(NamedTuple):
     library: Path
     context: type[Structure]  # the parameters of a context
 
+    @property
+    def functions(self) -> dict[str, tuple[Any, tuple[Any, ...]]]:
+        """`FUNCTIONS`, and those that take or return the parameters of a context."""
+        return {
+            **FUNCTIONS,
+            "llama_context_default_params": (self.context, ()),
+            "llama_init_from_model": (P, (P, self.context)),
+        }
+
 
 def package() -> Package | None:
     """The first of `PACKAGES` that is installed in a known version; None without one."""
@@ -276,12 +285,7 @@ class Library:
         shelves += [
             ctypes.CDLL(str(one)) for one in sorted(found.library.parent.glob(f"libggml*{found.library.suffix}"))
         ]
-        functions = {
-            **FUNCTIONS,
-            "llama_context_default_params": (found.context, ()),
-            "llama_init_from_model": (P, (P, found.context)),
-        }
-        for name, (result, arguments) in functions.items():
+        for name, (result, arguments) in found.functions.items():
             written = (name, *MANGLED.get(name, ()))
             named = (getattr(shelf, each, None) for shelf in shelves for each in written)
             function = next((each for each in named if each is not None), None)
