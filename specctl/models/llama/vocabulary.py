@@ -118,9 +118,12 @@ def _with_stack(characters: int, read: Callable[[], list[int]]) -> list[int]:
     return found[0]
 
 
-def tokenize_middle(model: LlamaModel, text: str) -> list[int]:
-    """The ids of a text that follows another, where some tokenizers would put a space before it."""
-    data, pieces = text.encode(), Pieces(model, special=True)
+def tokenize_middle(model: LlamaModel, pieces: Pieces, text: str) -> list[int]:
+    """The ids of a text that follows another, where some tokenizers would put a space before it.
+
+    ``pieces`` has the bytes of the model's tokens, of special ones too.
+    """
+    data = text.encode()
     read = partial(tokenize, model, begins=False, marks=False)
     for anchor in ("", *ANCHORS):
         before, found = read(anchor), read(anchor + text)
@@ -283,7 +286,7 @@ class LlamaTokenizer(LightTokenizer):
         named = [
             token for token, (text, special) in self.added_tokens_decoder.items() if special or MARK.fullmatch(text)
         ]
-        return Backend({"tokens": tokens, "special": named}, partial(tokenize_middle, self.model))
+        return Backend({"tokens": tokens, "special": named}, partial(tokenize_middle, self.model, self._whole))
 
     def apply_chat_template(
         self, conversation: list[dict[str, str]], *, add_generation_prompt: bool, tokenize: bool
