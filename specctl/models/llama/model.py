@@ -12,6 +12,7 @@ from typing import NamedTuple
 from weakref import WeakValueDictionary, finalize
 
 from specctl.errors import ModelError
+from specctl.models.files.gguf_header import parts_of
 from specctl.models.llama.library import Library, library
 from specctl.printable import one_line
 
@@ -181,9 +182,8 @@ class LlamaModel:
 
 
 def file_bytes(path: Path) -> int:
-    """The size of a file, or of all parts of a split one."""
-    parts = re.sub(r"-\d{5}-of-(\d{5})\.gguf$", r"-*-of-\1.gguf", path.name)
-    return sum(part.stat().st_size for part in path.parent.glob(parts)) if parts != path.name else path.stat().st_size
+    """The size of a file, or of all parts of a split one that are there."""
+    return sum(part.stat().st_size for part in parts_of(path) if part.exists())
 
 
 def cards_of(lib: Library) -> list[Card]:
