@@ -387,9 +387,6 @@ class PretendedLlama(real.Library):
         assert 0 <= number < len(sequences), f"there is no sequence {number}"
         return sequences[number]
 
-    def _llama_n_ctx(self, handle: int) -> int:
-        return int(self._context(handle).parameters.n_ctx)
-
     def _llama_n_ctx_seq(self, handle: int) -> int:
         return self._context(handle).capacity
 

@@ -137,7 +137,6 @@ FUNCTIONS: Mapping[str, tuple[Any, tuple[Any, ...]]] = {
     "llama_model_load_from_file": (P, (S, ModelParams)),
     "llama_model_free": (None, (P,)),
     "llama_free": (None, (P,)),
-    "llama_n_ctx": (U, (P,)),
     "llama_n_ctx_seq": (U, (P,)),
     "llama_n_rs_seq": (U, (P,)),
     "llama_set_n_threads": (None, (P, N, N)),
