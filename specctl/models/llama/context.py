@@ -60,7 +60,7 @@ class Context:
             why = lines[0].strip() if lines else "llama.cpp gives no reason"
             raise MemoryError(f"no context of {capacity * slots} tokens could be made for {model.path.name}: {why}")
         self.library, self.handle = lib, handle
-        finalize(self, _free, lib.llama_free, handle, model)
+        free_with(self, lib.llama_free, handle, model)
         self.memory: int = lib.llama_get_memory(handle)
         self.capacity: int = lib.llama_n_ctx_seq(handle)
 
@@ -88,5 +88,10 @@ class _Floats:
         self.__array_interface__ = {"version": 3, "typestr": "<f4", "shape": shape, "data": (address, False)}
 
 
-def _free(free: Any, handle: int, model: LlamaModel) -> None:  # noqa: ARG001 - the model lives as long
+def free_with(user: object, free: Any, handle: int, needed: object) -> None:
+    """Free llama.cpp's handle with the last reference to its user; what it needs lives as long."""
+    finalize(user, _free, free, handle, needed)
+
+
+def _free(free: Any, handle: int, _: object) -> None:
     free(handle)

@@ -1,15 +1,13 @@
 """The MTP layers of a GGUF file as a draft head, on llama.cpp."""
 
 from collections.abc import Sequence
-from typing import Any
-from weakref import finalize
 
 import numpy as np
 import numpy.typing as npt
 
 from specctl.errors import ModelError
 from specctl.models.draft_heads.verifier_states import HeadInputs
-from specctl.models.llama.context import AHEAD, Context
+from specctl.models.llama.context import AHEAD, Context, free_with
 from specctl.models.llama.library import BF16, Library, Rows
 from specctl.models.llama.model import LlamaModel
 from specctl.models.llama.rounding import Rounding
@@ -31,7 +29,7 @@ class _Batch:
     def __init__(self, library: Library, context: Context) -> None:
         self._library, self._context = library, context
         self._handle: int = library.llama_batch_ext_init(context.handle)
-        finalize(self, _free, library.llama_batch_ext_free, self._handle, context)
+        free_with(self, library.llama_batch_ext_free, self._handle, context)
 
     def read(self, tokens: Sequence[int], rows: Array, start: int, keep: int) -> int:
         """Read tokens from position ``start`` on with their rows ``(T, D)``, and compute logits of the last ``keep``;
@@ -49,10 +47,6 @@ class _Batch:
             library.llama_batch_ext_set_output_logits(handle, place, place >= len(tokens) - keep)
         code: int = library.llama_process(self._context.handle, DECODE, handle)
         return code
-
-
-def _free(free: Any, handle: int, context: Context) -> None:  # noqa: ARG001 - the context lives as long
-    free(handle)
 
 
 class MtpPasses(Passes):
