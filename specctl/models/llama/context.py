@@ -59,7 +59,7 @@ class Context:
         if handle is None:
             why = lines[0].strip() if lines else "llama.cpp gives no reason"
             raise MemoryError(f"no context of {capacity * slots} tokens could be made for {model.path.name}: {why}")
-        self.library, self.handle = lib, handle
+        self.library, self.handle, self._width = lib, handle, model.width
         free_with(self, lib.llama_free, handle, model)
         self.memory: int = lib.llama_get_memory(handle)
         self.capacity: int = lib.llama_n_ctx_seq(handle)
@@ -67,6 +67,17 @@ class Context:
     def floats(self, address: int, rows: int, columns: int) -> npt.NDArray[np.float32]:  # (rows, columns)
         """Numbers of this context, which lives as long as they are used."""
         return np.asarray(_Floats(self, address, (rows, columns)))
+
+    def show_states(self) -> None:
+        """Let later calls keep the states that MTP layers read, of all tokens.
+
+        With a mask llama.cpp shows the first tokens' states in place of those of the tokens with logits.
+        """
+        self.library.llama_set_embeddings_nextn(self.handle, True, False)
+
+    def seen(self, first: int, count: int) -> npt.NDArray[np.float32]:  # (count, D)
+        """The last call's states of tokens from its ``first`` on; see `show_states`."""
+        return self.floats(self.library.llama_get_embeddings_nextn_ith(self.handle, first), count, self._width)
 
     def state(self, slot: int, kind: int = 0) -> npt.NDArray[np.int8]:
         """What a sequence's memory holds; with `PARTIAL` only what cannot be rolled back. Empty if it cannot be had."""

@@ -8,7 +8,7 @@ import numpy.typing as npt
 from specctl.errors import ModelError
 from specctl.models.draft_heads.verifier_states import HeadInputs
 from specctl.models.llama.context import AHEAD, Context, free_with
-from specctl.models.llama.library import BF16, Library, Rows
+from specctl.models.llama.library import BF16, Rows
 from specctl.models.llama.model import LlamaModel
 from specctl.models.llama.rounding import Rounding
 from specctl.models.passes.forward import Forward, joined_numbers
@@ -26,16 +26,16 @@ Array = npt.NDArray[np.float32]
 class _Batch:
     """Tokens with a row of numbers each, for calls of a context; freed with the last reference."""
 
-    def __init__(self, library: Library, context: Context) -> None:
-        self._library, self._context = library, context
-        self._handle: int = library.llama_batch_ext_init(context.handle)
-        free_with(self, library.llama_batch_ext_free, self._handle, context)
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._handle: int = context.library.llama_batch_ext_init(context.handle)
+        free_with(self, context.library.llama_batch_ext_free, self._handle, context)
 
     def read(self, tokens: Sequence[int], rows: Array, start: int, keep: int) -> int:
         """Read tokens from position ``start`` on with their rows ``(T, D)``, and compute logits of the last ``keep``;
         returns llama.cpp's code.
         """
-        library, handle = self._library, self._handle
+        library, handle = self._context.library, self._handle
         library.llama_batch_ext_clear(handle)
         positions = np.arange(start, start + len(tokens), dtype=np.int32)
         for place, token in enumerate(tokens):
@@ -83,11 +83,10 @@ class MtpPasses(Passes):
             raise ModelError(f"{error}.") from error
 
     def _open(self, capacity: int) -> None:
-        rounding, library = Rounding(most=PIECE, cache=BF16), self.model.library  # as in `Rounding` of a target
+        rounding = Rounding(most=PIECE, cache=BF16)  # as in `Rounding` of a target
         self._context = Context(self.model, 1, capacity, PIECE, rounding, self.threads or 1, AHEAD)
-        # Of all tokens: with a mask llama.cpp shows the first tokens' states in place of those asked for.
-        library.llama_set_embeddings_nextn(self._context.handle, True, False)
-        self._batch = _Batch(library, self._context)
+        self._context.show_states()
+        self._batch = _Batch(self._context)
 
     def fresh(self) -> "MtpPasses":
         return MtpPasses(self.model, self.vocabulary, self.context, self.threads or 1)
@@ -139,8 +138,7 @@ class MtpPasses(Passes):
             self._rows.rollback(0)
             raise RuntimeError(f"llama.cpp could not read {count} tokens (code {code}): {library.last_line}")
         first = count - max(keep, 1)
-        width = self.model.width
-        states = self._context.floats(library.llama_get_embeddings_nextn_ith(handle, first), max(keep, 1), width)
+        states = self._context.seen(first, max(keep, 1))
         logits = self._context.floats(library.llama_get_logits_ith(handle, first), max(keep, 1), self.model.vocabulary)
         self._rows.advance(self._cells, count, states[-1:].copy())
         self._cells += count

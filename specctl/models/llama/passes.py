@@ -25,8 +25,6 @@ from specctl.printable import gib
 if TYPE_CHECKING:
     import torch
 
-    from specctl.models.passes.watching import States
-
 CAPACITY = 256  # Initial number of tokens of a sequence that fit; it doubles when full. llama.cpp takes multiples of it
 ROWS, MORE_ROWS = 64, 16
 """The most tokens with logits in one pass: memory for their logits is reserved. For more sequences, at least the second
@@ -110,7 +108,7 @@ class LlamaPasses(Passes):
         kept = states_kept(self.model, self.slots, self.rounding.most) if self._keeps else 0
         made = Context(self.model, self.slots, capacity, self._rows, self.rounding, self.threads or 1, kept=kept)
         if self._watched:
-            self.model.library.llama_set_embeddings_nextn(made.handle, True, False)
+            made.show_states()
         return made
 
     @property
@@ -158,7 +156,7 @@ class LlamaPasses(Passes):
         super().watch(wanted - {LAST} if self.model.ahead else wanted)
         if wanted:
             self._watched, self._plain = True, 0
-            self.model.library.llama_set_embeddings_nextn(self._context.handle, True, False)
+            self._context.show_states()
 
     def begin(self, prompt: int) -> None:
         self._reserve(min(self.context, prompt + 1))
@@ -305,7 +303,8 @@ class LlamaPasses(Passes):
             self._texts[request.slot][start:] = tokens
             columns = self._logits(first, request.keep)
             states = self._states(first, request.keep) if request.hidden else None
-            seen = self._seen(first + request.keep, len(request.tokens)) if self._watched else None
+            width = len(request.tokens)
+            seen = {LAST: self._context.seen(first + request.keep - width, width)} if self._watched else None
             found.append(Forward(columns, states, seen))
         return found
 
@@ -432,11 +431,6 @@ class LlamaPasses(Passes):
             whole = self._context.floats(address, keep, self.model.vocabulary)
             found = self._views[address, keep] = whole[:, : self._vocabulary]
         return found
-
-    def _seen(self, end: int, count: int) -> "States":
-        """The last call's states ``(count, D)`` that MTP layers read, of the tokens before its ``end``."""
-        address = self.model.library.llama_get_embeddings_nextn_ith(self._context.handle, end - count)
-        return {LAST: self._context.floats(address, count, self.model.width)}
 
     def _states(self, first: int, keep: int) -> "torch.Tensor":
         """The last call's states after the final norm ``(keep, D)`` of tokens from its ``first`` on."""
