@@ -504,8 +504,6 @@ def difference(target: Tokenizer, draft: Tokenizer) -> str | None:
     """How two tokenizers differ, as a sentence; None if they do not."""
     if target is draft:
         return None
-    if target is draft:
-        return None
     target_ids, draft_ids = target.get_vocab(), draft.get_vocab()
     if target_ids != draft_ids:
         return f"The tokenizers differ: {_first_difference(target_ids, draft_ids)}."
@@ -532,11 +530,16 @@ def _first_difference(target: dict[str, int], draft: dict[str, int]) -> str:
 
 
 def _other_encoding(target: Tokenizer, draft: Tokenizer) -> str | None:
+    def both(text: str) -> list[list[int]]:
+        return [tokenizer.encode(text, add_special_tokens=False) for tokenizer in (target, draft)]
+
     for probe in PROBES:
-        ours, theirs = (tokenizer.encode(probe, add_special_tokens=False) for tokenizer in (target, draft))
+        ours, theirs = both(probe)
+        if ours == theirs:
+            continue
         # What a tokenizer puts before a whole text does not matter: a draft reads the target's ids.
-        inside = [tokenizer.encode(f"a{probe}", add_special_tokens=False) for tokenizer in (target, draft)]
-        if ours != theirs and inside[0] != inside[1]:
+        inside = both(f"a{probe}")
+        if inside[0] != inside[1]:
             at = next(
                 (i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs))
             )
