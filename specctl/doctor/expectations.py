@@ -127,19 +127,10 @@ def expectations(profile: Profile, report: Diagnosis) -> list[Expectation]:
             found.append(_of_gguf(member.checkpoint, known[role], context, ahead=member.head is not None))
         elif member.head is None:
             found.append(_of_model(member, known[role], context, profile, report.devices))
-        elif (
-            member.head.local
-            and above is not None
-            and above.checkpoint is not None
-            and above.checkpoint.weights is None
-        ):
+        elif member.head.local and above is not None and not above.is_gguf:
             found.append(_of_head(member.head, known[role], above, known[above.role], context, profile))
         above = member
     return found
-
-
-def _is_gguf(member: PairMember) -> bool:
-    return member.checkpoint is not None and member.checkpoint.weights is not None
 
 
 def weight_reads(checkpoint: Checkpoint) -> WeightReads:

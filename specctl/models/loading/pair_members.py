@@ -113,6 +113,11 @@ class PairMember:
         return self.network if isinstance(self.network, FileModel) else None
 
     @property
+    def is_gguf(self) -> bool:
+        """Whether its weights are in a GGUF file."""
+        return self.checkpoint is not None and self.checkpoint.weights is not None
+
+    @property
     def name(self) -> str:
         """Its name in messages."""
         if self.model is not None:
@@ -214,8 +219,7 @@ class PairMember:
                 f"{self.head} cannot read a model that is in shards: it shares its embeddings.",
                 'Set placement = "spread" for that model, or draft with a model.',
             )
-        packed = verifier.checkpoint is not None and verifier.checkpoint.weights is not None
-        if model is None or model.weights is not None or packed:
+        if model is None or verifier.is_gguf:
             raise no_embeddings(self.head)
         # Imported here because most pairs have no draft head, and need none of the networks.
         from specctl.models.loading.draft_heads import load_draft_head
@@ -345,7 +349,7 @@ def offering_llama(member: PairMember) -> Iterator[None]:
     try:
         yield
     except ModelError as error:
-        if member.checkpoint is None or member.checkpoint.weights is None or package() is not None:
+        if not member.is_gguf or package() is not None:
             raise
         hint = f"Or let llama.cpp run the file: `{pip_install(WHEEL)}`."
         raise ModelError(error.message, f"{error.hint} {hint}".strip()) from error
