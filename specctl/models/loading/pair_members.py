@@ -198,8 +198,11 @@ class PairMember:
 
     def spells_like(self, other: "PairMember") -> bool:
         """Whether the facts of both files say that they have one tokenizer."""
-        stored = [one.file_model.spelling for one in (self, other) if one.file_model is not None]
-        return len(stored) == 2 and stored[0] is not None and stored[0] == stored[1]
+        one, two = self.file_model, other.file_model
+        if one is None or two is None:
+            return False
+        spelling = one.spelling  # of a GGUF file, its header is read
+        return spelling is not None and spelling == two.spelling
 
     def load(self, verifier: "PairMember | None" = None) -> "PairMember":
         """This member loaded into memory; a draft head reads the states of the model in ``verifier``."""
