@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from specctl.doctor.gguf_facts import (
     CACHE,
     GgufFacts,
-    gguf_ends,
     gguf_estimate,
     gguf_facts,
     gguf_placement,
@@ -317,7 +316,7 @@ class _Examination:
         need, on_llama = gguf_estimate(header), runs_on_llama(checkpoint, table, engine)
         facts.folder, facts.architecture = str(file), header.architecture
         facts.parameters, facts.context, facts.weights_by_dtype = header.parameters, header.context, header.sizes
-        facts.vocabulary, facts.eos_ids = header.values.get("tokenizer.ggml.tokens"), gguf_ends(header)
+        facts.vocabulary, facts.eos_ids = header.values.get("tokenizer.ggml.tokens"), header.end_ids
         facts.cache_per_1k_tokens = need.cache_bytes(CACHE, 1000)
         on_torch = not on_llama and stays_packed(checkpoint, engine, kind_of_device(table, self.free))
         facts.gguf = gguf_facts(header, on_llama=on_llama, on_torch=on_torch)

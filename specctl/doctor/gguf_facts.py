@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from specctl.models.llama.rounding import Rounding
 
 CACHE = "float16"  # A dtype as wide as the cached numbers of llama.cpp here
-ENDS = ("eos", "eot", "eom")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +61,6 @@ def passes_text(known: bool, rounding: "Rounding | None") -> str:
     parts += [f"at least {rounding.least} tokens each"] if rounding.least > 1 else []
     parts += [] if rounding.repack else ["weights in the file's order"]
     return "; ".join(parts)
-
-
-def gguf_ends(header: Header) -> list[int]:
-    """The ids that end a text by the file's metadata; llama.cpp knows more by their spelling."""
-    ids = (header.values.get(f"tokenizer.ggml.{kind}_token_id") for kind in ENDS)
-    return sorted({found for found in ids if isinstance(found, int)})
 
 
 def gguf_estimate(header: Header) -> Estimate:

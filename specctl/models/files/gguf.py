@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 CONVERT = "Else use the checkpoint that the file was made from."
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 """Settings of Llama 3.1 to 3.3 besides their factor; a GGUF file has only the resulting frequency divisors."""
-ENDS = ("eos", "eot", "eom")
-"""What may end a text, by its metadata key: the end of a text, of a turn, of a message."""
 MAKERS = ("specctl-llm", "transformers", "tokenizers", "gguf")
 """Packages that decide what `small_files` has."""
 
@@ -96,12 +94,6 @@ class GgufFile:
         data = np.memmap(self.path, mode="r", offset=tensor.offset, shape=tensor.size)
         kind = {"F32": "<f4", "F16": "<f2"}.get(tensor.type, "u1")
         return data.view(np.dtype(kind)).reshape(*tensor.shape[:0:-1], -1)
-
-    @property
-    def end_ids(self) -> list[int]:
-        """The ids that end a text by the file's own metadata, sorted."""
-        found = {self.value(f"tokenizer.ggml.{kind}_token_id") for kind in ENDS}
-        return sorted(int(each) for each in found if each is not None)
 
     def config(self) -> Any:
         """The transformers configuration, with the scaling of rotary positions, which transformers ignores."""
@@ -197,7 +189,11 @@ def describe(file: GgufFile, folder: Path, *, packed: bool = False) -> None:
     if packed:
         config.quantization_config = {"quant_method": "gguf"}
     config.save_pretrained(folder)
-    ends = {"bos_token_id": config.bos_token_id, "pad_token_id": config.pad_token_id, "eos_token_id": file.end_ids}
+    ends = {
+        "bos_token_id": config.bos_token_id,
+        "pad_token_id": config.pad_token_id,
+        "eos_token_id": file.header.end_ids,
+    }
     known = {name: found for name, found in ends.items() if found not in (None, [])}
     GenerationConfig(**known).save_pretrained(folder)  # type: ignore[no-untyped-call]
     tokenizer.save_pretrained(folder)

@@ -20,12 +20,12 @@ MAGIC = b"GGUF"
 SCALARS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
 """Formats of `struct` by a value's type."""
 TOKENIZER, TEMPLATE = "tokenizer.", "tokenizer.chat_template"  # How keys of metadata begin
+ENDS = ("eos", "eot", "eom")
+"""What may end a text, by its metadata key: the end of a text, of a turn, of a message."""
 STRING, ARRAY = 8, 9  # The other types of values
 ALIGNMENT = 32  # Of the tensors' data in bytes, where the file does not say
 PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 """The name of one part of a model in several files: what all share, the part's number from 1, how many there are."""
-
-
 LAYER = re.compile(r"blk\.(\d+)\.")
 """How the names of a layer's tensors begin."""
 ATTENTION = ("k", "v", "qkv", "kv_a_mqa", "output")
@@ -115,6 +115,12 @@ class Header(NamedTuple):
     def parameters(self) -> int:
         """The number of weights."""
         return sum(prod(tensor.shape) for tensor in self.tensors)
+
+    @property
+    def end_ids(self) -> list[int]:
+        """The ids that end a text by the file's own metadata, sorted; llama.cpp knows more by their spelling."""
+        ids = (self.values.get(f"tokenizer.ggml.{kind}_token_id") for kind in ENDS)
+        return sorted({found for found in ids if isinstance(found, int)})
 
     @property
     def layers(self) -> int:
