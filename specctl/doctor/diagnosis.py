@@ -320,13 +320,12 @@ class _Examination:
         facts.cache_per_1k_tokens = need.cache_bytes(CACHE, 1000)
         on_torch = not on_llama and stays_packed(checkpoint, engine, kind_of_device(table, self.free))
         facts.gguf = gguf_facts(header, on_llama=on_llama, on_torch=on_torch)
-        if on_llama:
-            require_llama()
-            require_plain(checkpoint, table)
-        else:
+        if not on_llama:
             self._examine_model(member, checkpoint, facts)
             facts.weights_by_dtype = header.sizes
             return
+        require_llama()
+        require_plain(checkpoint, table)
         from specctl.models.llama.model import LlamaModel
         from specctl.models.llama.width_trial import exact, kept_rounding
 
