@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from threading import Thread
+from typing import NamedTuple
 
 from specctl.doctor.diagnosis import Diagnosis, Overlap
 from specctl.doctor.expectations import Expectation, expectations, weight_reads
@@ -23,9 +24,10 @@ from specctl.models.files.tokenizer import Tokenizer, known_ids
 from specctl.models.loading.assembly import LARGE_DRAFT
 from specctl.models.loading.file_models import find_tokenizer, runs_on_llama
 from specctl.models.loading.vocabularies import token_map
+from specctl.models.placing.memory import Estimate
 from specctl.models.placing.placement import weighed
 from specctl.models.running.context import context_length
-from specctl.profile.schema import IN_TARGET, LOOKUP, DraftTable, ModelTable, Profile
+from specctl.profile.schema import IN_TARGET, LOOKUP, DraftTable, Engine, ModelTable, Profile
 from specctl.profile.wording import short_name
 
 DEEPEST = 2  # Levels of folders below a folder that are searched
@@ -191,45 +193,21 @@ def _compared(target: "_Target", found: Sequence[DraftCandidate]) -> Iterator[st
     yield f"specctl calibrate {target.given} --draft {first} --against second.toml -o fastest.toml"
 
 
-def _parameters(files: Checkpoint, table: ModelTable, profile: Profile, report: Diagnosis) -> int:
-    """The number of a model's weights."""
-    if files.weights is not None:
-        return read_header(files.weights).parameters
-    return weighed(files, table, report.devices, profile.engine).parameters
+class _Sizes(NamedTuple):
+    """What a model's configuration says, or the header of its GGUF file."""
 
-
-@dataclass(frozen=True, slots=True)
-class _ModelFiles:
-    """What a model's files say, without its weights."""
-
-    tokenizer: Tokenizer
     rows: int  # of its output layer
     hidden: int  # width of its states
     context: int | None  # in tokens
-    pass_bytes: int  # bytes of weights that a pass over one token reads
-    cache: int  # bytes of its cache for one token
 
     @classmethod
-    def read(cls, files: Checkpoint, table: ModelTable, profile: Profile, report: Diagnosis) -> "_ModelFiles":
+    def of(cls, files: Checkpoint, table: ModelTable, engine: Engine) -> "_Sizes":
         """Raises ModelError if the files cannot be read."""
-        tokenizer = find_tokenizer(files, table, profile.engine)
-        if files.weights is not None and runs_on_llama(files, table, profile.engine):
+        if files.weights is not None and runs_on_llama(files, table, engine):
             header = read_header(files.weights)
-            cache = gguf_estimate(header).cache_bytes(CACHE, 1)
-            rows, hidden = header.values["tokenizer.ggml.tokens"], header.count("embedding_length")
-            return cls(tokenizer, rows, hidden, header.context, header.read_bytes(1), cache)
-        need = weighed(files, table, report.devices, profile.engine)
+            return cls(header.values["tokenizer.ggml.tokens"], header.count("embedding_length"), header.context)
         config = load_config(files, table.trust_remote_code).get_text_config(decoder=True)
-        dtypes = (need.stored_dtype, report.models[0].dtype, "float32")
-        dtype = next(name for name in dtypes if name in ITEM_BYTES)
-        return cls(
-            tokenizer=tokenizer,
-            rows=config.vocab_size,
-            hidden=config.hidden_size,
-            context=context_length(config),
-            pass_bytes=weight_reads(files).bytes(need, dtype),
-            cache=need.cache_bytes(dtype, 1),
-        )
+        return cls(config.vocab_size, config.hidden_size, context_length(config))
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,10 +225,11 @@ class _Target:
     @classmethod
     def of(cls, profile: Profile, report: Diagnosis, given: Sequence[str]) -> "_Target":
         files, (expected, *_) = locate(profile.target, "target"), expectations(profile, report)
-        read = _ModelFiles.read(files, profile.target, profile, report)
+        tokenizer = find_tokenizer(files, profile.target, profile.engine)
+        sizes = _Sizes.of(files, profile.target, profile.engine)
         name, flags = profile.target.model, shlex.join(given)
-        vocabulary = known_ids(read.tokenizer, read.rows)
-        return cls(name, flags, files, expected, profile, report, read.tokenizer, vocabulary, read.hidden)
+        vocabulary = known_ids(tokenizer, sizes.rows)
+        return cls(name, flags, files, expected, profile, report, tokenizer, vocabulary, sizes.hidden)
 
     @property
     def output_bytes(self) -> int:
@@ -311,16 +290,34 @@ class _Target:
         files = locate(table, "draft")
         if (head := draft_head(files)) is not None:
             return self._head(head)
-        parameters = _parameters(files, table, self.profile, self.report)
+        need = self._need(files, table)
         larger = next((one.parameters for one in self.report.models if one.parameters), None)
-        if larger and parameters > LARGE_DRAFT * larger:
-            return f"it has {parameters / larger:.0%} of the target's parameters"
-        read = _ModelFiles.read(files, table, self.profile, self.report)
-        shared = token_map(table, self.tokenizer, read.tokenizer, self.vocabulary, read.rows)
+        if larger and need.parameters > LARGE_DRAFT * larger:
+            return f"it has {need.parameters / larger:.0%} of the target's parameters"
+        own = find_tokenizer(files, table, self.profile.engine)
+        sizes = _Sizes.of(files, table, self.profile.engine)
+        shared = token_map(table, self.tokenizer, own, self.vocabulary, sizes.rows)
         tokens = ITS if shared is None else f"another than the target's: it {shared.summary}; "
         if shared is not None:
             tokens += str(Overlap.of(shared, self.tokenizer))
-        return self.candidate(name, "model", parameters, tokens, read.pass_bytes, read.cache, read.context)
+        reads, cache = self._step(files, table, need)
+        return self.candidate(name, "model", need.parameters, tokens, reads, cache, sizes.context)
+
+    def _need(self, files: Checkpoint, table: ModelTable) -> Estimate:
+        """The memory that a draft needs; of a GGUF file as its header says, which is read at once."""
+        if files.weights is not None:
+            return gguf_estimate(read_header(files.weights))
+        return weighed(files, table, self.report.devices, self.profile.engine)
+
+    def _step(self, files: Checkpoint, table: ModelTable, need: Estimate) -> tuple[int, int]:
+        """Bytes of weights that a draft's pass over one token reads, and of its cache for a token."""
+        if files.weights is not None:
+            if runs_on_llama(files, table, self.profile.engine):
+                return read_header(files.weights).read_bytes(1), need.cache_bytes(CACHE, 1)
+            need = weighed(files, table, self.report.devices, self.profile.engine)
+        dtypes = (need.stored_dtype, self.report.models[0].dtype, "float32")
+        dtype = next(name for name in dtypes if name in ITEM_BYTES)
+        return weight_reads(files).bytes(need, dtype), need.cache_bytes(dtype, 1)
 
     def _head(self, head: DraftHeadCheckpoint) -> DraftCandidate | str:
         verifier, hidden = head.verifier, head.config.get("hidden_size")
