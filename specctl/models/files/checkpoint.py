@@ -420,29 +420,15 @@ def locate(table: ModelTable, role: str) -> Checkpoint:
     return found if table.adapter is None else replace(found, adapter=Adapter.find(table.adapter, role))
 
 
-def gguf_file(table: ModelTable, role: str = "target") -> Path | None:
-    """The first GGUF file of the model that a table names, downloaded if need be; None where it names another model.
-
-    Args:
-        table: names a model with files.
-        role: the table's key in the profile, for messages.
-
-    Raises:
-        ModelError: see `gguf_names.find`.
-    """
-    if Path(table.model).expanduser().exists():
-        _no_revision(table, role)
-    found = find(table.model, role, table.revision)
-    return found.fetch(role) if isinstance(found, HubFiles) else found
-
-
 def _located(table: ModelTable, role: str) -> Checkpoint:
     if table.model.startswith("embedded:"):
         _no_revision(table, role)
         return _with_config(Checkpoint(table.model, role, None, Path(table.checkpoint), "embedded"))
-    if (file := gguf_file(table, role)) is not None:
-        return Checkpoint(table.model, role, None, file, "file")
     folder = Path(table.model).expanduser()
+    if folder.exists():
+        _no_revision(table, role)
+    if (found := find(table.model, role, table.revision)) is not None:
+        return _of_gguf(found, table, role)
     if folder.is_dir():
         return _with_config(Checkpoint(table.model, role, None, folder, "folder"))
     if folder.is_file():
@@ -455,13 +441,17 @@ def _located(table: ModelTable, role: str) -> Checkpoint:
         raise ModelError(f"The {role} model {table.model!r}: there is no such folder.", hint)
     made = Checkpoint(table.model, role, table.revision, _snapshot(table, role), "hub")
     if not (made.folder / "config.json").exists():
-        found = None
         with suppress(ModelError):  # of a repository without GGUF files, and offline
             found = find(table.model, role, table.revision, certain=True)
         if found is not None:
-            file = found.fetch(role) if isinstance(found, HubFiles) else found
-            return Checkpoint(table.model, role, None, file, "file")
+            return _of_gguf(found, table, role)
     return _with_config(made)
+
+
+def _of_gguf(found: Path | HubFiles, table: ModelTable, role: str) -> Checkpoint:
+    """The checkpoint of a GGUF file, which is downloaded if need be."""
+    file = found.fetch(role) if isinstance(found, HubFiles) else found
+    return Checkpoint(table.model, role, None, file, "file")
 
 
 def _snapshot(table: ModelTable, role: str) -> Path:
