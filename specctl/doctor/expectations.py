@@ -10,6 +10,7 @@ from specctl.models.draft_heads.checkpoint import DraftHeadCheckpoint
 from specctl.models.files.checkpoint import ITEM_BYTES, Checkpoint
 from specctl.models.files.gguf_header import read_header
 from specctl.models.files.skeleton import skeleton
+from specctl.models.llama.rounding import MOST
 from specctl.models.loading.draft_heads import needed
 from specctl.models.loading.file_models import runs_on_llama
 from specctl.models.loading.pair_members import PairMember
@@ -75,7 +76,6 @@ class WeightReads:
 
 
 PROMPT = 2048  # Tokens of a prompt, for the estimate of working memory
-PASS = 512  # The most tokens of a pass of llama.cpp
 SPARE = 1.5  # While llama.cpp's cache grows, the former one with half as many tokens is kept
 WIDEST = 41  # Tokens of the widest pass: 40 draft tokens and the newest one
 
@@ -171,7 +171,7 @@ def _of_gguf(checkpoint: Checkpoint, facts: ModelFacts, context: int, *, ahead: 
     header, output = (layers, main.output_bytes) if ahead else (main, 0)
     need, numbers = gguf_estimate(header), ITEM_BYTES["float32"]
     hidden, inner = (header.count(f"{name}_length") for name in ("embedding", "feed_forward"))
-    states = min(PASS, facts.context or PASS) * (4 * hidden + 3 * inner) * numbers
+    states = min(MOST, facts.context or MOST) * (4 * hidden + 3 * inner) * numbers
     return Expectation(
         key=facts.key,
         dtype=facts.dtype,
