@@ -9,7 +9,7 @@ from typing import Any
 Key = tuple[str, ...]  # A key path from the root of a profile
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
-KIND = re.compile(r"^(?:embedded|prompt|target|drafter):")  # Before names of models that are no files of a user
+KIND = re.compile(r"^(?:embedded|prompt|target|drafter):")  # Before names of models that are not files of a user
 
 
 def dotted(key: Key) -> str:

@@ -204,7 +204,7 @@ def read_header(path: Path) -> Header:
         path: of the file, or of any part.
 
     Raises:
-        ModelError: a file is missing, damaged, cut off or no GGUF file.
+        ModelError: a file is missing, damaged, cut off or not a GGUF file.
     """
     files = parts_of(path)
     values: dict[str, Any] = {}

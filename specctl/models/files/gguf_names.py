@@ -281,7 +281,7 @@ def _listed(folder: Path) -> list[str]:
 
 
 def _by_name(name: _Name, role: str, revision: str | None, *, certain: bool) -> Path | HubFiles | None:
-    """The model of a name that is no path: in the stores on this machine, then on the hub."""
+    """The model of a name that is not a path: in the stores on this machine, then on the hub."""
     if name.key:
         if (found := _in_lm_studio(name)) is None:
             raise _unknown(name, "LM Studio's folder", _lm_studio_keys())
@@ -339,7 +339,7 @@ def _on_hub(name: _Name, role: str, revision: str | None, cached: tuple[Path, li
 
 @cache
 def _sizes_on_hub(repository: str, revision: str | None) -> Mapping[str, int]:
-    """The bytes of a repository's GGUF files by name. Asked once in a process, which looks names up several times."""
+    """The bytes of a repository's GGUF files by name. Listed once in a process, which looks names up several times."""
     from huggingface_hub import HfApi
 
     listed = HfApi().list_repo_tree(repository, revision=revision, recursive=True)

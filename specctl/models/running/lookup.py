@@ -130,7 +130,7 @@ class LookupPasses(Passes):
     def answer(self, request: Request) -> Any:
         if request.keep:
             return super().answer(request)
-        self.index.append(request.tokens)  # the way of every round
+        self.index.append(request.tokens)  # as in every round
         return self._nothing
 
     def forward(self, requests: Sequence[Request]) -> list[Forward]:
