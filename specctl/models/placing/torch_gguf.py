@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 from specctl.errors import ModelError, pip_install
 from specctl.models.files.checkpoint import Checkpoint
 from specctl.models.files.gguf_header import parts_of, read_header
+from specctl.models.onnx.store import version_of
 from specctl.profile.schema import Engine
 
 if TYPE_CHECKING:
@@ -12,8 +13,6 @@ if TYPE_CHECKING:
 
 PACKAGE = "kernels"
 KERNEL = "ggml-org/ggml-quantization"  # The repository of the hub with the kernel that transformers uses
-
-
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 """Types that have no blocks."""
 
@@ -51,12 +50,7 @@ def kernels_wanted() -> str:
 
 def kernels_there() -> str | None:
     """The installed version of the package kernels; None without one."""
-    from importlib.metadata import PackageNotFoundError, version  # slow to import, and rarely needed
-
-    try:
-        return version(PACKAGE)
-    except PackageNotFoundError:
-        return None
+    return version_of(PACKAGE)
 
 
 def kernels_fit() -> bool:
