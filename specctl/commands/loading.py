@@ -332,7 +332,7 @@ def load_served(
 
 
 def runs_on_llama(profile: "Profile") -> bool:
-    """Whether llama.cpp runs one of the models. It ends its process where it finds a fault.
+    """Whether llama.cpp may run one of the models: a GGUF file. It ends its process where it finds a fault.
 
     Raises:
         ModelError: there is no such model.
