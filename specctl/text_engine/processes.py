@@ -238,12 +238,12 @@ class ProcessEngine:
         if failures <= MOST_FAILURES and not hopeless:
             self._warn(f"{name} {why}{'' if one.ready else ' while it was starting'}; it is started again")
             self._replicas[one.number] = self._born(one.number, one.places)
-        elif self._name is None:
+        elif self._name is not None:
+            raise ReplicaError(f"{name} {why}")
+        else:
             self._warn(f"{name} {why}, for the {failures}th time in a row; the others go on without it")
             self._start_more()
         if not self._replicas:
-            if self._name is not None:
-                raise ReplicaError(f"{name} {why}")
             raise ReplicaError(
                 f"no replica is left: the last one {why}",
                 "Fewer --workers need less memory; what was finished is kept, and --resume goes on from there.",
