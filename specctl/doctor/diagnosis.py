@@ -432,10 +432,11 @@ class _Examination:
             if not head.in_target or not runs_on_llama(above, verifier, self.profile.engine):
                 raise no_embeddings(head)
             _, layers = read_header(above.weights).split()
-            placement = gguf_placement(verifier, gguf_estimate(layers), self.free, facts.key, here=self.report.here)
+            need = gguf_estimate(layers)
+            placement = gguf_placement(verifier, need, self.free, facts.key, here=self.report.here)
             facts.reads_layers, facts.context, facts.parameters = [LAST], layers.context, layers.parameters
             facts.dtype, facts.devices, facts.weights_by_dtype = "as stored", placement.shares, layers.sizes
-            facts.cache_per_1k_tokens = gguf_estimate(layers).cache_bytes(CACHE, 1000)
+            facts.cache_per_1k_tokens = need.cache_bytes(CACHE, 1000)
             return
         model = skeleton(above, verifier.trust_remote_code)
         if not head.local:
@@ -466,7 +467,7 @@ class _Examination:
         files = self._models()
         # A draft with a limited vocabulary counts tokens with the target's whole tokenizer.
         few = any(isinstance(table, DraftTable) and table.tokens is not None for table in self.tables.values())
-        one = None if few or any(one.weights for one in files.values()) else one_tokenizer([*files.values()])
+        one = None if few or any(each.weights for each in files.values()) else one_tokenizer([*files.values()])
         for role, checkpoint in files.items():
             try:
                 if (model := self.opened.get(role)) is not None:

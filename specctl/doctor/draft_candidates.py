@@ -271,15 +271,13 @@ class _Target:
 
     def own_layers(self) -> DraftCandidate:
         """The target's own MTP layer; a step reads about one decoder layer and the output layer."""
-        own = self.expected
+        own, kind = self.expected, "the target's own multi-token prediction layer"
         if self.files.weights is not None:
             _, layers = read_header(self.files.weights).split()
             reads, cache = layers.read_bytes(1) + self.output_bytes, gguf_estimate(layers).cache_bytes(CACHE, 1)
-            kind = "the target's own multi-token prediction layer"
             return self.candidate(IN_TARGET, kind, layers.parameters, ITS, reads, cache, None)
         layer = max(0, own.reads[0] - self.output_bytes) // max(1, own.layers)
         cache = own.cache // max(1, own.layers)
-        kind = "the target's own multi-token prediction layer"
         return self.candidate(IN_TARGET, kind, None, ITS, layer + self.output_bytes, cache, None)
 
     def judged(self, name: str) -> DraftCandidate | str:
