@@ -12,7 +12,6 @@ from test_entry import IMPORTS, forked
 from transformers import AutoTokenizer
 
 from specctl.errors import ModelError
-from specctl.models.llama.library import package
 from specctl.models.loading import assembly
 from specctl.models.loading.assembly import load_pair
 from specctl.models.onnx.store import EAGER, ONNX, Times
@@ -20,6 +19,7 @@ from specctl.models.placing.memory import may_be_there
 from tests.support import tiny_gguf
 from tests.support.invoked import invoke
 from tests.support.onnx_models import small_pair
+from tests.support.pretended_llama import needs_llama
 
 DATA = Path(__file__).parents[1] / "data"
 HEAVY = ["torch", "transformers", "accelerate", "onnx", "onnx_ir", "onnxscript", "safetensors", "scipy", "matplotlib"]
@@ -195,8 +195,8 @@ GGUF_PAIRS = {
 
 @pytest.mark.parametrize("real", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_neither_do_gguf_files_on_llama_cpp(tmp_path: Path, real: bool) -> None:
-    if real and package() is None:
-        pytest.skip("llama.cpp is not installed")
+    if real:
+        needs_llama()
     files = {name: tiny_gguf.write(tmp_path / f"{name}.gguf", seed=seed) for seed, name in enumerate(["draft", "it"])}
     flags = ["-n", "12", "--policy", "constant:draft_length=3", "--threads", "1", "--target", str(files["it"])]
     pairs = [[*flags, "--draft", *(each.format(**files) for each in draft)] for draft in GGUF_PAIRS.values()]

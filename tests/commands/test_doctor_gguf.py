@@ -12,12 +12,11 @@ from typer.testing import CliRunner
 
 from specctl.commands.doctor import doctor
 from specctl.doctor import diagnosis
-from specctl.errors import ModelError
 from specctl.models.files.gguf_header import read_header
 from specctl.models.llama import library
 from specctl.models.placing import torch_gguf
 from specctl.models.placing.memory import DeviceMemory
-from tests.support.pretended_llama import PretendedLlama
+from tests.support.pretended_llama import PretendedLlama, needs_llama
 from tests.support.tiny_gguf import damaged, write
 
 app = typer.Typer()
@@ -201,10 +200,7 @@ def test_a_file_that_torch_runs_on_a_card(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.slow
 def test_the_library_says_the_same(tmp_path: Path) -> None:
-    try:
-        library.require_llama()
-    except ModelError as error:
-        pytest.skip(error.message)
+    needs_llama()
     target = write(tmp_path / "t.gguf", "qwen3", "Q8_0", split=12)
     draft = write(tmp_path / "d.gguf", "qwen3", "Q8_0", layers=1)
     code, found = document("--target", str(target), "--draft", str(draft))

@@ -13,8 +13,6 @@ from specctl.decoding.hierarchy import PreVerifiedDrafter
 from specctl.decoding.lookup import LookupDrafter
 from specctl.decoding.loop import decode
 from specctl.decoding.sampling import Sampling
-from specctl.errors import ModelError
-from specctl.models.llama.library import require_llama
 from specctl.models.llama.model import LlamaModel
 from specctl.models.llama.passes import LlamaPasses
 from specctl.models.llama.rounding import Rounding
@@ -24,7 +22,7 @@ from specctl.models.running.slot import Slot
 from specctl.policies.published import AdaEdl, Constant, Svip
 from specctl.profile.schema import Verification
 from tests.support.enumeration import largest_difference
-from tests.support.pretended_llama import PretendedLlama
+from tests.support.pretended_llama import PretendedLlama, needs_llama
 from tests.support.tiny_gguf import ARCHITECTURES, KINDS, SCALES, write
 
 pytestmark = pytest.mark.usefixtures("drafts_at_will")
@@ -40,10 +38,7 @@ def opener(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
     """Makes a tiny model and opens it: a target as its trial of widths allows, one with a noise as drafts are."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     if request.param == "real":
-        try:
-            require_llama()
-        except ModelError as error:
-            pytest.skip(str(error))
+        needs_llama()
     else:
         PretendedLlama(lone=0.3).install(monkeypatch)
 

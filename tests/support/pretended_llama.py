@@ -22,6 +22,7 @@ import gguf
 import numpy as np
 import pytest
 
+from specctl.errors import ModelError
 from specctl.models.llama import library as real
 from tests.support.tiny_gguf import SNAPSHOTS, byte_pieces
 
@@ -674,6 +675,14 @@ class PretendedLlama(real.Library):
         assert device >= 1
         for number in (free, total):
             getattr(number, "_obj", number).value = FREE
+
+
+def needs_llama() -> real.Package:
+    """The installed package with llama.cpp's library; skips a test where there is none."""
+    try:
+        return real.require_llama()
+    except ModelError as error:
+        pytest.skip(str(error))
 
 
 def _opened(path: Path, *, vocab_only: bool) -> Model:

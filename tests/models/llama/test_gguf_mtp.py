@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from specctl.errors import ModelError
-from specctl.models.llama.library import BF16, require_llama
+from specctl.models.llama.library import BF16
 from specctl.models.llama.model import LlamaModel
 from specctl.models.llama.mtp import MtpPasses
 from specctl.models.llama.passes import LlamaPasses
@@ -16,7 +16,7 @@ from specctl.models.llama.rounding import Rounding
 from specctl.models.passes.watching import LAST
 from specctl.models.running.passes import Request
 from specctl.models.running.slot import Slot
-from tests.support.pretended_llama import PretendedLlama
+from tests.support.pretended_llama import PretendedLlama, needs_llama
 from tests.support.tiny_gguf import write
 
 WORDS = 320
@@ -29,10 +29,7 @@ def file(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
     if request.param == "pretended":
         PretendedLlama().install(monkeypatch)
     else:
-        try:
-            require_llama()
-        except ModelError as error:
-            pytest.skip(str(error))
+        needs_llama()
     return write(tmp_path / "m.gguf", "qwen35", "Q8_0", mtp=1)
 
 

@@ -11,7 +11,6 @@ from specctl.decoding.composition import build_drafter
 from specctl.decoding.session import Session
 from specctl.errors import ModelError, UsageError
 from specctl.models.files.checkpoint import locate
-from specctl.models.llama.library import package
 from specctl.models.loading import file_models, pair_members
 from specctl.models.loading.assembly import load_pair
 from specctl.models.running.engines import EngineSettings
@@ -24,7 +23,7 @@ from specctl.profile.schema import ModelTable
 from specctl.prompts.suites import Suite
 from specctl.text_engine.row_count import most_rows
 from tests.support.invoked import invoke
-from tests.support.pretended_llama import PretendedLlama
+from tests.support.pretended_llama import PretendedLlama, needs_llama
 from tests.support.tiny_gguf import STATEFUL, damaged, parts, write
 
 
@@ -314,8 +313,7 @@ def test_an_absent_file_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_processes_share_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if package() is None:
-        pytest.skip("llama.cpp is not installed")
+    needs_llama()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     target, records = write(tmp_path / "t.gguf"), tmp_path / "in.jsonl"
     records.write_text("".join(json.dumps({"prompt": "the" + " in" * count}) + "\n" for count in range(4)))
@@ -366,8 +364,7 @@ def test_mtp_layers_that_cannot_draft(tmp_path: Path) -> None:
 def test_recurrent_models_draft_and_verify_on_llama_cpp(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, architecture: str
 ) -> None:
-    if package() is None:
-        pytest.skip("llama.cpp is not installed")
+    needs_llama()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     mtp = int(architecture == "qwen35")
     target = write(tmp_path / "t.gguf", architecture, "Q8_0", mtp=mtp)

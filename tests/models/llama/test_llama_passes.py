@@ -12,13 +12,13 @@ import psutil  # type: ignore[import-untyped]
 import pytest
 
 from specctl.errors import ModelError, RecordError
-from specctl.models.llama.library import BF16, Library, require_llama
+from specctl.models.llama.library import BF16, Library
 from specctl.models.llama.model import LlamaModel, cards_for
 from specctl.models.llama.passes import ROWS, LlamaPasses
 from specctl.models.llama.rounding import Rounding
 from specctl.models.running.passes import Request
 from specctl.models.running.slot import Slot
-from tests.support.pretended_llama import PretendedLlama
+from tests.support.pretended_llama import PretendedLlama, needs_llama
 from tests.support.tiny_gguf import damaged, write
 
 V, CONTEXT = 320, 1024
@@ -30,10 +30,7 @@ Opener = Callable[..., LlamaModel]
 def opener(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Opener:
     """Makes and opens a tiny model; its weights are of 32 bits, whose lone rows round otherwise."""
     if request.param == "real":
-        try:
-            require_llama()
-        except ModelError as error:
-            pytest.skip(str(error))
+        needs_llama()
     else:
         PretendedLlama(lone=1e-3).install(monkeypatch)
 
@@ -340,10 +337,7 @@ def test_models_that_write_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.slow
 def test_an_abort_ends_the_process_with_a_message() -> None:
-    try:
-        found = require_llama()
-    except ModelError as error:
-        pytest.skip(str(error))
+    found = needs_llama()
     names = [found.library, *sorted(found.library.parent.glob(f"libggml-base{found.library.suffix}"))]
     code = f"""
 import ctypes

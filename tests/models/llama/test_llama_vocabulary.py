@@ -28,7 +28,6 @@ from specctl.models.files.tokenizer import (
     known_ids,
     light,
 )
-from specctl.models.llama.library import package
 from specctl.models.llama.model import LlamaModel
 from specctl.models.llama.vocabulary import LlamaTokenizer, tokenize
 from specctl.models.loading.assembly import load_pair
@@ -36,7 +35,7 @@ from specctl.models.running.grammars.grammar import grammars_of
 from specctl.models.translation import TokenBytes, TokenMap
 from specctl.profile import resolve
 from specctl.serving.answers import Spellings
-from tests.support.pretended_llama import PretendedLlama
+from tests.support.pretended_llama import PretendedLlama, needs_llama
 from tests.support.tiny_gguf import write
 
 WORDS = 330
@@ -343,8 +342,7 @@ def real_files() -> list[Path]:
 
 @pytest.fixture(params=["bytes", "pieces", *(file.name for file in real_files())])
 def file(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    if package() is None:
-        pytest.skip("llama.cpp's library is not installed")
+    needs_llama()
     if request.param in ("bytes", "pieces"):
         return written(tmp_path, sentencepiece=request.param == "pieces")
     return next(file for file in real_files() if file.name == request.param)
@@ -429,8 +427,7 @@ def allowed_after(tokenizer: Tokenizer, source: tuple[str, str]) -> list[Any]:
 def test_a_further_space_before_a_text_makes_no_other_tokenizer(tmp_path: Path) -> None:
     """Of a text that begins with spaces, transformers puts none before it; a draft reads the target's ids anyway."""
     pytest.importorskip("gguf")
-    if package() is None:
-        pytest.skip("llama.cpp's library is not installed")
+    needs_llama()
     from transformers import AutoTokenizer
 
     file = written(tmp_path, sentencepiece=True, pieces={}, added={})
@@ -444,8 +441,7 @@ def test_a_further_space_before_a_text_makes_no_other_tokenizer(tmp_path: Path) 
 @pytest.mark.slow
 @pytest.mark.parametrize("pre", ["gpt-2", "tekken", "deepseek-llm", "gpt-4o", "falcon"])
 def test_a_long_word_does_not_end_the_process(pre: str, tmp_path: Path) -> None:
-    if package() is None:
-        pytest.skip("llama.cpp's library is not installed")
+    needs_llama()
     own = LlamaTokenizer.open(written(tmp_path, sentencepiece=False, pre=pre))
     for text in ("a" * 200_000, "!" * 200_000, "\n" * 100_000 + "a" * 100_000):
         assert own.decode(own.encode(text)) == text

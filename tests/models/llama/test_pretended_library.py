@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specctl.errors import ModelError
-from specctl.models.llama.library import PARTIAL, Batch, Library, require_llama
-from tests.support.pretended_llama import PretendedLlama
+from specctl.models.llama.library import PARTIAL, Batch, Library
+from tests.support.pretended_llama import PretendedLlama, needs_llama
 from tests.support.tiny_gguf import ARCHITECTURES, SNAPSHOTS, STATEFUL, damaged, write
 
 SIZES = {"words": 320, "layers": 2}
@@ -76,10 +75,7 @@ class Driver:
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_it_answers_as_llama_cpp(tmp_path: Path, architecture: str) -> None:
-    try:
-        require_llama()
-    except ModelError as error:
-        pytest.skip(str(error))
+    needs_llama()
     from specctl.models.llama.library import library
 
     file = write(tmp_path / "m.gguf", architecture)

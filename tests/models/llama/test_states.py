@@ -8,15 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specctl.errors import ModelError
 from specctl.models.llama import states
-from specctl.models.llama.library import BF16, PARTIAL, require_llama
+from specctl.models.llama.library import BF16, PARTIAL
 from specctl.models.llama.model import LlamaModel
 from specctl.models.llama.passes import LlamaPasses
 from specctl.models.llama.rounding import Rounding
 from specctl.models.running.passes import Request
 from specctl.models.running.slot import Slot
-from tests.support.pretended_llama import PretendedLlama
+from tests.support.pretended_llama import PretendedLlama, needs_llama
 from tests.support.tiny_gguf import ARCHITECTURES, KINDS, STATEFUL, write
 
 WORDS = 320
@@ -31,13 +30,6 @@ EXACT = {
 @pytest.fixture
 def llama(monkeypatch: pytest.MonkeyPatch) -> PretendedLlama:
     return PretendedLlama(lone=1e-3).install(monkeypatch)
-
-
-def needs_llama() -> None:
-    try:
-        require_llama()
-    except ModelError as error:
-        pytest.skip(str(error))
 
 
 def passes_of(file: Path, rounding: Rounding, slots: int = 1) -> LlamaPasses:
