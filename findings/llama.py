@@ -1,4 +1,4 @@
-"""Tiny GGUF files with random weights, and contexts of the C library in xllamacpp 2026.10.11549 that read them."""
+"""The C library in xllamacpp 2026.10.11549, tiny GGUF files with random weights, and contexts that read them."""
 
 import ctypes
 import importlib.util
@@ -18,9 +18,15 @@ lib.llama_log_set(silent, None)
 
 
 class ModelParams(ctypes.Structure):
-    """llama_model_params, of which only load_mtp is set."""
+    """llama_model_params, of which the fields that are set are named."""
 
-    _fields_ = (("first", c_void_p * 9), ("flags", c_bool * 5), ("load_mtp", c_bool), ("rest", c_bool * 2))
+    _fields_ = (
+        ("first", c_void_p * 9),
+        ("vocab_only", c_bool),
+        ("flags", c_bool * 4),
+        ("load_mtp", c_bool),
+        ("rest", c_bool * 2),
+    )
 
 
 class ContextParams(ctypes.Structure):

