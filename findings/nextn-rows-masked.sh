@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # xllamacpp 2026.10.11549, CPU: in a context of a qwen35 file's MTP layer, llama_set_embeddings_nextn with masked = true
-# gives the states of a call's first tokens, not of those that were asked for.
+# gives the states of a call's first tokens, not of the wanted ones.
 #
 # The function makes later calls keep the states that MTP layers read; masked means only those of the tokens whose
 # logits are wanted. llama_get_embeddings_nextn_ith takes the wanted tokens' numbers then, but what it finds are as many
@@ -89,9 +89,9 @@ def found(mtp, masked, wanted):
     return given
 
 
-asked = [[5, 6, 7], [2, 7]]
-seen = [found(mtp, masked, wanted) for mtp in (False, True) for masked in (False, True) for wanted in asked]
-as_described = seen == 3 * asked + [[0, 1, 2], [0, 1]]
+chosen = [[5, 6, 7], [2, 7]]
+seen = [found(mtp, masked, wanted) for mtp in (False, True) for masked in (False, True) for wanted in chosen]
+as_described = seen == 3 * chosen + [[0, 1, 2], [0, 1]]
 print("as described" if as_described else "THE BEHAVIOUR HAS CHANGED")
 sys.exit(not as_described)
 PYTHON

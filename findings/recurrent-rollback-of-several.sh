@@ -4,9 +4,9 @@
 #
 # With n_rs_seq = 8 the states after the last tokens of a call are kept, so that a sequence can go back without reading
 # its text again. Sequences get places in that memory in the order in which they begin, and a call for some of them
-# moves states until theirs are neighbours. It seems that what is kept of a sequence that has to make room stays behind:
-# here sequences begin in the order 2, 0, 1, sequence 0 reads 5 tokens, a call reads 1 and 2, and sequence 0 goes back 4
-# tokens. Without that call, or where sequences begin in the order 0, 1, 2, its rows are right.
+# moves states until theirs are neighbours. It seems that what is kept of a sequence is not moved with it: here sequences
+# begin in the order 2, 0, 1, sequence 0 reads 5 tokens, a call reads 1 and 2, and sequence 0 goes back 4 tokens. Without
+# that call, or where sequences begin in the order 0, 1, 2, its rows are right.
 #
 # Exits 0 if that is what happens, 1 if not.
 set -eu

@@ -132,7 +132,7 @@ class PretendedLlama(real.Library):
     """A library in memory.
 
     Args:
-        lone: how much a row differs that is computed, or asked for, without another.
+        lone: how much a row differs that is computed, or wanted, without another.
         tile: from this number of rows on they round otherwise; 0 for no such number.
         cards: names of accelerators.
 
@@ -190,7 +190,7 @@ class PretendedLlama(real.Library):
 
     def _get(self, handle: Any, kind: type) -> Any:
         thing = self.things.get(handle)
-        assert isinstance(thing, kind), f"{handle} is no {kind.__name__}, or a freed one"
+        assert isinstance(thing, kind), f"{handle} is not a {kind.__name__}, or is freed"
         return thing
 
     def _llama_backend_init(self) -> None:
@@ -590,7 +590,7 @@ class PretendedLlama(real.Library):
 
     def _llama_set_embeddings_nextn(self, handle: int, wanted: bool, masked: bool) -> None:
         context = self._context(handle)
-        assert not masked, "llama.cpp shows the first tokens' states instead of those asked for"
+        assert not masked, "llama.cpp shows the first tokens' states instead of the wanted ones"
         shape = (int(context.parameters.n_batch), context.states.shape[1])
         context.seen = np.zeros(shape, np.float32) if wanted else None
 

@@ -280,7 +280,7 @@ class Library:
         self.lines: deque[str] = deque(maxlen=LINES)
         os.environ.setdefault(TILED, "0")
         handle = ctypes.CDLL(str(found.library))
-        shelves = [handle]  # on Linux a library finds symbols of those that it was linked with; elsewhere ask them
+        shelves = [handle]  # only on Linux a library finds symbols of those that it was linked with
         shelves += [
             ctypes.CDLL(str(one)) for one in sorted(found.library.parent.glob(f"libggml*{found.library.suffix}"))
         ]

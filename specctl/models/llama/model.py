@@ -1,4 +1,4 @@
-"""GGUF files opened by llama.cpp, and what they say of themselves."""
+"""GGUF files opened by llama.cpp, with their facts."""
 
 import os
 import re

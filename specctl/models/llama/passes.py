@@ -66,7 +66,7 @@ class LlamaPasses(Passes):
         self._rows = min(rounding.most, max(ROWS, MORE_ROWS * slots))
         self._texts: list[list[int]] = [[] for _ in range(slots)]  # the tokens that each sequence has read
         self._cells = [0] * slots  # how many tokens llama.cpp's memory holds of each, from its text's beginning
-        self._keeps = False  # whether llama.cpp is asked to keep recurrent states
+        self._keeps = False  # whether llama.cpp keeps recurrent states, as far as it can
         self._again = min(AGAIN, rounding.most // 4) if model.stateful else 0  # see `AGAIN`
         # up to how many tokens a lone sequence is read as they are; 0 where some are read again, or states are shown
         self._plain = rounding.most if rounding.least == 1 and not model.stateful else 0
@@ -279,10 +279,10 @@ class LlamaPasses(Passes):
                 self._go_to(request.slot, start)
         count, firsts = 0, []
         for request, width, start, tokens in zip(requests, widths, starts, given, strict=True):
-            behind = width - len(tokens)
-            wanted = max(request.keep + behind, least) if least > 1 else request.keep
+            padding = width - len(tokens)
+            wanted = max(request.keep + padding, least) if least > 1 else request.keep
             stop = count + width
-            last = stop - behind
+            last = stop - padding
             if width == 1:
                 self._tokens[count], self._positions[count], self._wanted[count] = tokens[0], start, wanted
             else:
@@ -346,7 +346,7 @@ class LlamaPasses(Passes):
             self._place()
         at = states.back(slot, self._cells[slot], length)
         self._cells[slot] = at
-        if length - at > self._again or (length and not at):  # an empty sequence takes its place by itself
+        if length - at > self._again or (length and not at):  # an empty sequence takes its place with its first call
             self._one(Request(slot, at, self._texts[slot][at:length], 0))
             at = self._cells[slot] = states.back(slot, self._cells[slot], length)
         if at == length:

@@ -15,7 +15,7 @@ from specctl.models.llama.context import Context
 from specctl.models.llama.library import PARTIAL
 from specctl.models.llama.model import LlamaModel
 
-KEPT = 8  # How many states before the last one llama.cpp is asked to keep of each sequence, if they are small
+KEPT = 8  # How many states before the last one llama.cpp is to keep of each sequence, if they are small
 SMALL, SHARE = 1 << 26, 8  # Bytes of all kept states: the first number, or the model's bytes over the second
 AGAIN = 8  # The most tokens that are read again in one call with new ones; more are read before, and the state is saved
 SHORT = 32  # A state is saved before calls of at most this many tokens: longer ones are prompts, which stay
@@ -24,7 +24,7 @@ FOREIGN = 1 << 62  # The number of tokens of a sequence whose memory holds anyth
 
 
 def states_kept(model: LlamaModel, slots: int, most: int) -> int:
-    """How many states llama.cpp is asked to keep of each of ``slots`` sequences, with ``most`` tokens in a call."""
+    """How many states llama.cpp is to keep of each of ``slots`` sequences, with ``most`` tokens in a call."""
     room = max(SMALL, model.bytes // SHARE) // max(1, slots * model.state_bytes)
     return max(0, min(KEPT, most - 2, room))
 

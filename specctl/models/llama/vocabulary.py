@@ -52,7 +52,7 @@ class AddedToken(NamedTuple):
 
 
 class Pieces(dict[int, bytes]):
-    """The bytes of each token of a model; a token is read when it is first asked for, and ids out of range have none.
+    """The bytes of each token of a model; a token is read when it is first needed, and ids out of range have none.
 
     ``special`` is whether special tokens have theirs too.
     """

@@ -87,9 +87,9 @@ def test_states_are_those_of_each_token(file: Path) -> None:
     passes, _ = opened(file, 2)
     states: list[Any] = [[], []]
     for start in range(0, 690, 30):
-        asked = [Request(slot, start, text[start : start + 30 - slot], 1) for slot in range(2)]
-        asked = [*asked, Request(1, start + 29, text[start + 29 : start + 30], 1)]
-        for group in (asked[:2], asked[2:]):
+        requests = [Request(slot, start, text[start : start + 30 - slot], 1) for slot in range(2)]
+        requests = [*requests, Request(1, start + 29, text[start + 29 : start + 30], 1)]
+        for group in (requests[:2], requests[2:]):
             for request, found in zip(group, passes.run(group), strict=True):
                 states[request.slot].append(found.states[LAST])
         assert found.states[LAST].shape == (1, 64)

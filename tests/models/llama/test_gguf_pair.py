@@ -215,7 +215,7 @@ def test_draft_heads_do_not_read_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("llama")
-def test_transformers_is_no_peer_of_them(tmp_path: Path) -> None:
+def test_transformers_cannot_be_their_peer(tmp_path: Path) -> None:
     both = profile_of(write(tmp_path / "t.gguf"), write(tmp_path / "d.gguf"))
     assert both.draft is not None
     assert "GGUF" in (pairing_obstacle(both.target, both.draft) or "")

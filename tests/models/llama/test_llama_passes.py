@@ -161,7 +161,7 @@ def test_the_context_can_be_filled(opener: Opener) -> None:
         slot.extend(text[CONTEXT:], 1)
 
 
-def test_states_where_they_are_asked_for(opener: Opener) -> None:
+def test_states_where_they_are_wanted(opener: Opener) -> None:
     text = some_text(90)
     passes = LlamaPasses(opener(), V, CONTEXT, LONE, 1, slots=2)
     alone = Slot(passes.over(1))

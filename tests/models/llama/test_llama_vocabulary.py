@@ -112,7 +112,7 @@ def test_special_tokens_are_those_that_texts_omit(letters: LlamaTokenizer, space
 def test_texts_come_back_whatever_they_spell(own: LlamaTokenizer, text: str) -> None:
     own.encode("a" * 5000)  # from then on special tokens are looked for here
     ids = own.encode(text, add_special_tokens=False)
-    assert own.decode(ids) == text or not own.joins, "behind an added token there is a space, too"
+    assert own.decode(ids) == text or not own.joins, "after an added token there is a space, too"
     assert own.decode(ids).replace(" ", "") == text.replace(" ", "")
     assert ids == tokenize(own.model, text, begins=False, marks=True)
     assert list(own(text, verbose=False)["input_ids"]) == tokenize(own.model, text, begins=True, marks=True)
@@ -133,21 +133,21 @@ def test_special_tokens_are_looked_for_only_where_they_are(
     letters: LlamaTokenizer, library: PretendedLlama, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """llama.cpp looks for every special token in the whole text, which takes most of its time."""
-    asked: list[tuple[bytes, bool]] = []
+    read: list[tuple[bytes, bool]] = []
     real = library.llama_tokenize
 
     def noted(vocab: int, text: bytes, size: int, ids: Any, room: int, begins: bool, marks: bool) -> int:
-        asked.append((text, marks))
+        read.append((text, marks))
         return int(real(vocab, text, size, ids, room, begins, marks))
 
     monkeypatch.setattr(library, "llama_tokenize", noted)
     letters.encode("a<|tool|>" * 500)  # they are listed for texts that are worth it
-    assert asked.pop()[1]
+    assert read.pop()[1]
     letters.encode("a <b> <|im_", add_special_tokens=False)
     letters.encode("<|im_start|>the<|im_end|>\n", add_special_tokens=False)
     letters.encode("a<|tool|><|end|>", add_special_tokens=False)  # two tokens, or one
     letters.encode("|><|tool|>", add_special_tokens=False)  # may be cut elsewhere
-    assert asked == [
+    assert read == [
         (b"a <b> <|im_", False),
         *((part, False) for part in (b"", b"the", b"\n")),
         (b"a<|tool|><|end|>", True),
@@ -296,11 +296,11 @@ def test_templates_are_rendered_without_transformers(
     assert tokenizer.decode(ids) == "<|endoftext|><|im_start|>user the <|im_end|><|im_end|>", "one token before a text"
     assert tokenizer.encode("a") == [0, *tokenizer.encode("a", add_special_tokens=False)]
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": json.dumps({"x": 1})}}
-    asked = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
-    assert '<|im_start|>assistant f{"x": 1}<|im_end|>' in tokenizer.decode(prompts.messages(asked))
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    assert '<|im_start|>assistant f{"x": 1}<|im_end|>' in tokenizer.decode(prompts.messages(messages))
     answer = {"role": "tool", "content": "b", "tool_call_id": "1"}
     with pytest.raises(RecordError, match="the chat template rejects this conversation: no tools"):
-        prompts.messages([*asked, answer])
+        prompts.messages([*messages, answer])
     found = tokenizer.apply_chat_template([{"role": "user", "content": "a"}], add_generation_prompt=True, tokenize=True)
     assert tokenizer.decode(found) == "<|endoftext|><|im_start|>user a<|im_end|>"
     assert library.calls
@@ -324,7 +324,7 @@ def test_without_jinja_the_error_says_what_to_install(letters: LlamaTokenizer, m
         PromptFormat(letters).prompt("a")
 
 
-def test_a_file_without_a_template_is_no_chat_model(tmp_path: Path, library: PretendedLlama) -> None:  # noqa: ARG001
+def test_a_file_without_a_template_cannot_chat(tmp_path: Path, library: PretendedLlama) -> None:  # noqa: ARG001
     tokenizer = LlamaTokenizer.open(written(tmp_path, sentencepiece=True, template=None))
     assert not PromptFormat(tokenizer).chat
     assert PromptFormat(tokenizer).prompt("a") == tokenizer.encode("a")

@@ -107,7 +107,7 @@ def test_windows_and_states_are_tried_too(tmp_path: Path, monkeypatch: pytest.Mo
     assert rounding_of(path, threads=1) == Rounding(1, 63, F16, repack=True)
 
 
-def test_a_model_that_never_rounds_alike_is_no_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_never_rounds_alike_cannot_be_a_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     library = PretendedLlama(lone=1e-3, tile=5).install(monkeypatch)
     path = write(tmp_path / "m.gguf", kind="Q8_0")
     for _ in range(2):

@@ -114,14 +114,14 @@ def test_llama_cpp_keeps_states_that_are_small(
 
     passes = passes_of(file, rounding)
 
-    def asked() -> int:
+    def kept_now() -> int:
         return passes.model.library.llama_n_rs_seq(passes._context.handle)
 
     passes.forward([Request(0, 0, [5, 6], 1)])
     passes.forward([Request(0, 2, [9, 10], 1)])
-    assert asked() == 0
+    assert kept_now() == 0
     passes.forward([Request(0, 3, [12, 13], 1)])
-    assert asked() == kept
+    assert kept_now() == kept
     check_loop(file, rounding, 40)
 
 
@@ -162,17 +162,17 @@ def check_batch(file: Path, rounding: Rounding, *, steps: int = 250, slots: int 
                     ends[slot] = stop
             elif ends[slot] and draws.random() < 0.03:
                 ends[slot] = draws.randrange(ends[slot])
-        asked = []
+        wanted = []
         for slot in taking:
             text, rows, start = known[which[slot]]
             first = text[ends[slot] : max(start, ends[slot] + draws.randint(1, 2))]
             draft = text[ends[slot] + len(first) :][: draws.randint(0, 6)]
             kept = draws.randint(0, len(draft))
             draft[kept:] = [draws.randrange(WORDS) for _ in draft[kept:]]
-            asked.append((slot, kept, Request(slot, ends[slot], [*first, *draft], len(draft) + 1)))
-        if not asked:
+            wanted.append((slot, kept, Request(slot, ends[slot], [*first, *draft], len(draft) + 1)))
+        if not wanted:
             continue
-        for (slot, kept, request), found in zip(asked, passes.forward([each[2] for each in asked]), strict=True):
+        for (slot, kept, request), found in zip(wanted, passes.forward([each[2] for each in wanted]), strict=True):
             text, rows, start = known[which[slot]]
             last = request.after + len(request.tokens) - request.keep
             for place in range(max(start - 1, last), min(last + kept, 299 - 1) + 1):
