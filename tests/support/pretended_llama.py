@@ -256,10 +256,6 @@ class PretendedLlama(real.Library):
     def _llama_model_is_diffusion(self, handle: int) -> bool:
         return self._model(handle).kind == "dream"
 
-    def _llama_model_desc(self, handle: int, buffer: Any, size: int) -> int:
-        model = self._model(handle)
-        return _put(f"{model.kind} {model.parameters / 1e6:.2f} M".encode(), buffer, size)
-
     def _llama_model_chat_template(self, handle: int, name: bytes | None) -> bytes | None:
         key = "tokenizer.chat_template" + ("" if name is None else f".{name.decode()}")
         found = self._model(handle).metadata.get(key)

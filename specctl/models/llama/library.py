@@ -177,7 +177,6 @@ FUNCTIONS: Mapping[str, tuple[Any, tuple[Any, ...]]] = {
     "llama_model_is_recurrent": (B, (P,)),
     "llama_model_is_hybrid": (B, (P,)),
     "llama_model_is_diffusion": (B, (P,)),
-    "llama_model_desc": (N, (P, P, Z)),
     "llama_model_chat_template": (S, (P, S)),
     "llama_model_meta_val_str": (N, (P, S, P, Z)),
     "llama_vocab_type": (c_int, (P,)),

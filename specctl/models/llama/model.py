@@ -46,7 +46,6 @@ class LlamaModel:
         path: of the file, or of a split file's first part.
         library: llama.cpp's functions.
         handle, vocab: llama.cpp's pointers.
-        vocab_only: whether it has no weights.
         cards: names of the accelerators that hold its layers; empty where the CPU computes all.
         vocabulary: V, the number of token ids.
         context: the length in tokens that it was trained for.
@@ -58,8 +57,8 @@ class LlamaModel:
         parameters, bytes: number and size of its weights.
     """
 
-    def __init__(self, path: Path, lib: Library, handle: int, cards: Sequence[str], *, vocab_only: bool) -> None:
-        self.path, self.library, self.handle, self.vocab_only = path, lib, handle, vocab_only
+    def __init__(self, path: Path, lib: Library, handle: int, cards: Sequence[str]) -> None:
+        self.path, self.library, self.handle = path, lib, handle
         finalize(self, lib.llama_model_free, handle)
         self.cards = tuple(cards)
         self.vocab: int = lib.llama_model_get_vocab(handle)
@@ -104,7 +103,7 @@ class LlamaModel:
             key = (*file, vocab_only, *kind)
             if (found := _opened.get(key)) is None:
                 handle = _load(lib, path, cards, repack=repack, vocab_only=vocab_only)
-                found = cls(path, lib, handle, [card.name for card in cards], vocab_only=vocab_only)
+                found = cls(path, lib, handle, [card.name for card in cards])
                 found._require_decoder()
                 _opened[key] = found
             return found
@@ -131,13 +130,6 @@ class LlamaModel:
         """The chat template's source; None without one."""
         found: bytes | None = self.library.llama_model_chat_template(self.handle, None)
         return None if found is None else found.decode("utf-8", "replace")
-
-    @cached_property
-    def description(self) -> str:
-        """Architecture, size and type, such as ``llama 135M Q4_1``."""
-        buffer = create_string_buffer(256)
-        self.library.llama_model_desc(self.handle, buffer, len(buffer))
-        return one_line(buffer.value.decode("utf-8", "replace"))
 
     def metadata(self, key: str) -> str | None:
         """A value of the file's metadata as text; None where it has none, or an array."""
