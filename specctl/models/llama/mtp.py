@@ -119,7 +119,8 @@ class MtpPasses(Passes):
                 wanted = min(max(0, keep - left), len(part))
                 logits, states = self._read(part, wanted)
                 columns.append(logits.copy() if left else logits)
-                hidden.append(states.copy())
+                if request.hidden:
+                    hidden.append(states.copy())
         found = joined_numbers(columns) if len(columns) > 1 else columns[0]
         if not request.hidden:
             return [Forward(found)]
@@ -129,20 +130,21 @@ class MtpPasses(Passes):
 
     def _read(self, tokens: Sequence[int], keep: int) -> tuple[Array, Array]:
         """Logits ``(keep, V)`` and states ``(keep, D)`` of the last tokens, where llama.cpp has them."""
-        library, handle, count = self.model.library, self._context.handle, len(tokens)
+        library, context, count = self.model.library, self._context, len(tokens)
+        shown = max(keep, 1)  # at least the last one, whose state the next token is read with
         rows = np.ascontiguousarray(self._rows.next(self._cells, count), np.float32)
-        code = self._batch.read(tokens, rows, self._cells, max(keep, 1))
+        code = self._batch.read(tokens, rows, self._cells, shown)
         if code:
-            library.llama_memory_clear(self._context.memory, False)
+            library.llama_memory_clear(context.memory, False)
             self._cells = 0
             self._rows.rollback(0)
             raise RuntimeError(f"llama.cpp could not read {count} tokens (code {code}): {library.last_line}")
-        first = count - max(keep, 1)
-        states = self._context.seen(first, max(keep, 1))
-        logits = self._context.floats(library.llama_get_logits_ith(handle, first), max(keep, 1), self.model.vocabulary)
+        first = count - shown
+        states = context.seen(first, shown)
+        logits = context.floats(library.llama_get_logits_ith(context.handle, first), shown, self.model.vocabulary)
         self._rows.advance(self._cells, count, states[-1:].copy())
         self._cells += count
-        return logits[len(logits) - keep :, : self.vocabulary], states[len(states) - keep :]
+        return logits[shown - keep :, : self.vocabulary], states[shown - keep :]
 
     def _reserve(self, tokens: int) -> None:
         """Make room for this many tokens."""
