@@ -11,7 +11,6 @@ from specctl.decoding.composition import build_drafter
 from specctl.decoding.session import Session
 from specctl.errors import ModelError, UsageError
 from specctl.models.files.checkpoint import locate
-from specctl.models.loading import file_models, pair_members
 from specctl.models.loading.assembly import load_pair
 from specctl.models.running.engines import EngineSettings
 from specctl.models.running.pair import Pair
@@ -286,13 +285,7 @@ def test_a_draft_with_another_vocabulary(tmp_path: Path) -> None:
 def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """llama.cpp is not installed."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    for module in (file_models, pair_members):
-        monkeypatch.setattr(module, "package", lambda: None)
-
-    def require() -> None:
-        raise ModelError("llama.cpp is not installed.", "Run `pip install it`.")
-
-    monkeypatch.setattr("specctl.models.llama.library.require_llama", require)
+    monkeypatch.setattr("specctl.models.llama.library.PACKAGES", {})
 
 
 @pytest.mark.usefixtures("nowhere")
