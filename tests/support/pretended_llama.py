@@ -85,7 +85,6 @@ class Context:
     rows: dict[int, int] = field(default_factory=dict)  # row by place in the last batch
     hidden: bool = False
     seen: Any = None  # (T, D) of all tokens of the last call, where MTP layers' inputs are wanted
-    threads: tuple[int, int] = (0, 0)
 
     @property
     def capacity(self) -> int:
@@ -141,7 +140,6 @@ class PretendedLlama(real.Library):
             position, token, and whether logits are wanted.
         codes: what the next calls of ``llama_decode`` return; read no further than half where they are negative below
             -1, or 2.
-        aborts: how many calls of ``llama_decode`` until llama.cpp aborts; None for never.
     """
 
     def __init__(self, *, lone: float = 0, tile: int = 0, cards: tuple[str, ...] = ()) -> None:
@@ -150,7 +148,6 @@ class PretendedLlama(real.Library):
         self.lone, self.tile, self.cards = lone, tile, cards
         self.calls: list[tuple[Any, ...]] = []
         self.codes: deque[int] = deque()
-        self.aborts: int | None = None
         self.things: dict[int, Any] = {}
         for name, (_, arguments) in self.package.functions.items():
             setattr(self, name, partial(self._checked, name, arguments))
@@ -390,8 +387,8 @@ class PretendedLlama(real.Library):
     def _llama_n_rs_seq(self, handle: int) -> int:
         return self._context(handle).snapshots
 
-    def _llama_set_n_threads(self, handle: int, one: int, many: int) -> None:
-        self._context(handle).threads = (one, many)
+    def _llama_set_n_threads(self, handle: int, one: int, many: int) -> None:  # noqa: ARG002
+        self._context(handle)
 
     def _llama_set_embeddings(self, handle: int, wanted: bool) -> None:
         self._context(handle).hidden = wanted
@@ -506,10 +503,6 @@ class PretendedLlama(real.Library):
         count = len(tokens)
         given = [(n, p, t, bool(w)) for n, p, t, w in zip(numbers, positions, tokens, wanted, strict=True)]
         self.calls.append(("llama_decode", tuple(given)))
-        if self.aborts is not None:
-            self.aborts -= 1
-            if self.aborts <= 0:
-                real._aborted(b"GGML_ASSERT(pretended) failed")
         assert sum(wanted) <= len(context.logits), "more rows are wanted than the context has room for"
         most = context.parameters.n_outputs_max_per_seq
         ends: dict[int, int] = {}

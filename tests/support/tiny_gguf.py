@@ -53,7 +53,6 @@ def write(
     kind: str = "F32",
     *,
     layers: int = 2,
-    width: int = 0,
     context: int = 1024,
     window: int = 16,
     experts: int = 0,
@@ -65,10 +64,8 @@ def write(
     template: str | None = TEMPLATE,
     pieces: Mapping[int, str] | None = None,
     added: Mapping[int, str] | None = None,
-    kinds: Mapping[str, str] | None = None,
     seed: int = 0,
     noise: float = 0,
-    without: str = "",
     split: int = 0,
     **metadata: Any,
 ) -> Path:
@@ -79,7 +76,6 @@ def write(
         architecture: one of `ARCHITECTURES`, or another name for a Llama that no program knows.
         kind: the type of matrices; float32 for vectors, convolutions and routers.
         layers: number of layers without MTP layers; odd ones of a hybrid are attention.
-        width: of the hidden state; 0 for 64, or 256 where blocks have 256 numbers.
         context: trained context.
         window: of attention in even layers (gemma3).
         experts: number of experts of a llama, of which two are used; 0 for a dense one.
@@ -91,11 +87,9 @@ def write(
         template: chat template, None for none.
         pieces: other texts of tokens, by id; control tokens if they have the form ``<...>``, unused with ``[PAD...]``.
         added: texts of tokens that users defined, by id.
-        kinds: other types by a part of a tensor's name.
         seed: of the weights.
         noise: a random change of every weight, relative to its size. A draft that often agrees with the target has the
             target's seed and a noise of 0.1.
-        without: a part of the names of tensors that are left out.
         split: most tensors of a part; 0 for a single file.
         metadata: further values by their keys with underscores for points, such as ``tokenizer_ggml_eot_token_id``.
 
@@ -103,8 +97,7 @@ def write(
         The file, or the first part.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    wide = {kind, *(kinds or {}).values()} & {*SCALES}
-    width = width or (256 if wide else 64)
+    width = 256 if kind in SCALES else 64
     writer = gguf.GGUFWriter(path, architecture, split_max_tensors=split)
     writer.add_name(f"tiny {architecture}")
     _describe(writer, architecture, layers, width, context, window, experts, mtp)
@@ -117,14 +110,11 @@ def write(
         add[type(value)](key, value)
     changes = np.random.default_rng(seed + 1)
     for name, weight in _weights(architecture, layers, width, experts, mtp, words, tied, seed):
-        if without and without in name:
-            continue
         if noise:
             weight = weight + noise * np.std(weight) * changes.standard_normal(weight.shape, np.float32)
         matrix = weight.ndim > 1 and not any(part in name for part in ("norm", "conv1d", ".conv.", "gate_inp", "ssm_"))
         matrix |= any(part in name for part in ("ssm_in", "ssm_out", "ssm_alpha", "ssm_beta"))
-        chosen = next((other for part, other in (kinds or {}).items() if part in name), kind)
-        writer.add_tensor(name, *coded(weight, chosen if matrix else "F32"))
+        writer.add_tensor(name, *coded(weight, kind if matrix else "F32"))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
