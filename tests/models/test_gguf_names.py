@@ -10,7 +10,7 @@ from huggingface_hub import constants
 from specctl.errors import AbsentError, ModelError
 from specctl.models.files.checkpoint import locate
 from specctl.models.files.gguf_header import parts_of
-from specctl.models.files.gguf_names import HubFiles, _sizes_on_hub, choose, download_command, find
+from specctl.models.files.gguf_names import HubFiles, _sizes_on_hub, choose, download_command, find, hub_page
 from specctl.models.placing.absent import absence, bytes_by_name
 from specctl.profile.schema import ModelTable
 from tests.support.checkpoints import Hub
@@ -197,6 +197,11 @@ def test_a_repository_whose_name_does_not_say_gguf(home: Path, hub: Hub) -> None
     made(home / "there" / "README.md")
     with pytest.raises(ModelError, match=r"there is no config\.json"):
         locate(ModelTable(model="maker/model"), "target")
+
+
+@pytest.mark.parametrize("name", ["maker/model", "hf.co/maker/model:Q8_0", "maker/model:Q8_0"])
+def test_pages_of_models(name: str) -> None:
+    assert hub_page(name) == "https://huggingface.co/maker/model"
 
 
 def test_a_hub_out_of_reach() -> None:

@@ -55,14 +55,17 @@ class Hub:
     requests: list[str] = field(default_factory=list)
 
     def answer(self, path: str) -> tuple[int, dict[str, str], bytes]:
-        path = unquote(urlsplit(path).path)
+        asked = urlsplit(path)
+        path = unquote(asked.path)
         self.requests.append(path)
         for name, (status, code) in self.refusals.items():
             if name in path:
                 return status, {"X-Error-Code": code, "X-Error-Message": code}, b"{}"
         for name, folder in self.folders.items():
             if path == f"/api/models/{name}/revision/main" or path == f"/api/models/{name}":
-                return 200, {}, json.dumps({"id": name, "sha": SHA, "gated": False, "siblings": []}).encode()
+                files = sorted(folder.iterdir()) if "blobs" in asked.query else []
+                siblings = [{"rfilename": file.name, "size": file.stat().st_size} for file in files]
+                return 200, {}, json.dumps({"id": name, "sha": SHA, "gated": False, "siblings": siblings}).encode()
             if path.startswith(f"/api/models/{name}/tree/"):
                 return 200, {}, json.dumps([self._entry(file) for file in sorted(folder.iterdir())]).encode()
             if path.startswith(f"/{name}/resolve/"):

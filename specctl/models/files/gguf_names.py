@@ -162,6 +162,12 @@ def download_command(model: str) -> str | None:
     return None if name is None or not name.says_gguf else _download(name)
 
 
+def hub_page(model: str) -> str:
+    """The address of a hub model's page; ``model`` is a hub id, or another name of GGUF files on the hub."""
+    name = _Name.of(model, "")
+    return f"https://huggingface.co/{model if name is None or not name.says_gguf else name.repository}"
+
+
 def _download(name: _Name) -> str:
     what = name.wanted or DEFAULT_TAGS[0]
     files = what if what.lower().endswith(".gguf") else f"--include '*{what}*'"
@@ -342,8 +348,9 @@ def _sizes_on_hub(repository: str, revision: str | None) -> Mapping[str, int]:
     """The bytes of a repository's GGUF files by name. Listed once in a process, which looks names up several times."""
     from huggingface_hub import HfApi
 
-    listed = HfApi().list_repo_tree(repository, revision=revision, recursive=True)
-    return {one.path: int(getattr(one, "size", 0)) for one in listed if one.path.lower().endswith(".gguf")}
+    # One request, which fails at once where the hub cannot be reached; a listing of the tree is tried for a minute.
+    files = HfApi().model_info(repository, revision=revision, files_metadata=True).siblings or []
+    return {one.rfilename: one.size or 0 for one in files if one.rfilename.lower().endswith(".gguf")}
 
 
 def _hub_caches() -> Iterator[Path]:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 
 from specctl.errors import AbsentError, ModelError
 from specctl.models.files.checkpoint import Checkpoint, locate, terms_of
-from specctl.models.files.gguf_names import download_command
+from specctl.models.files.gguf_names import download_command, hub_page
 from specctl.models.files.library_calls import similar_models
 from specctl.models.placing.placement import named_devices
 from specctl.profile.schema import ModelTable
@@ -69,7 +69,7 @@ def commands(models: Iterable[str]) -> list[str]:
     from huggingface_hub import constants, get_token
 
     names = list(models)
-    page, whole = f"https://huggingface.co/{names[0].partition(':')[0]}", 'hf download {} --exclude "original/*"'
+    page, whole = hub_page(names[0]), 'hf download {} --exclude "original/*"'
     login = [] if get_token() else [f"  hf auth login  # first, if {page} asks you to accept a licence"]
     return [
         f"Get {'them' if names[1:] else 'it'} where there is a network:",
