@@ -183,7 +183,7 @@ def test_layers_that_predict_further_tokens(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_file_that_torch_runs_on_a_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = write(tmp_path / "m.gguf", "lfm2", "Q8_0")
+    file = write(tmp_path / "m.gguf", "qwen35", "Q8_0")
     arguments = ("--target", str(file), "--set", "engine=eager", "--memory", "cuda:0=16GiB")
     code, found = document(*arguments)
     facts = found["models"][0]
