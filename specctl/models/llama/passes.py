@@ -16,10 +16,11 @@ from specctl.models.llama.rounding import Rounding
 from specctl.models.llama.states import AGAIN, FOREIGN, Recurrent, states_kept
 from specctl.models.passes.forward import Forward, joined
 from specctl.models.passes.inference import HOST
+from specctl.models.passes.ordinary_tokens import ordinary_tokens
 from specctl.models.passes.watching import LAST, kept_states
 from specctl.models.running.passes import Passes, Request
 from specctl.models.running.slot import Slot
-from specctl.models.running.threads import ONE_THREAD, fastest, small_round, timed
+from specctl.models.running.threads import ONE_THREAD, fastest, timed
 from specctl.printable import gib
 
 if TYPE_CHECKING:
@@ -139,11 +140,13 @@ class LlamaPasses(Passes):
         """
         choices = [1] if self.model.bytes <= ONE_THREAD or self.model.cards else sorted(numbers)
         if len(choices) > 1:
-            play = small_round([Slot(self)], self._vocabulary)
+            slot, tokens = Slot(self), ordinary_tokens(2, self._vocabulary)
 
-            def work(threads: int) -> None:
+            def work(threads: int) -> None:  # short, since every start waits for it
                 self.use_threads(threads)
-                play()
+                for width in (1, 2):
+                    slot.rollback(0)
+                    slot.extend(tokens[:width], keep=width)
 
             seconds = timed(work, choices)
             self.tried = {threads: median(found) * 1e3 for threads, found in seconds.items()}
