@@ -10,24 +10,7 @@ from transformers import LlamaForCausalLM
 
 from tests.support.checkpoints import llama_config, tiny_tokenizer
 from tests.support.tiny_gguf import coded
-
-NAMES = {
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-}
-"""Of a layer's tensors, as llama.cpp calls them."""
-
-
-def rotated(weight: torch.Tensor, heads: int) -> torch.Tensor:
-    """A weight's rows in llama.cpp's order: the two halves of each head alternate."""
-    return weight.view(heads, 2, -1, weight.shape[-1]).transpose(1, 2).reshape(weight.shape)
+from tools.real_draft.gguf_file import add_sizes, gguf_name, in_order
 
 
 def write(
@@ -55,16 +38,7 @@ def write(
     config = model.config
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_name("tiny")
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_rope_dimension_count(config.head_dim)
-    writer.add_vocab_size(config.vocab_size)
+    add_sizes(writer, config)
     for key, value in metadata.items():
         name = f"llama.rope.scaling.{key}"
         add = {str: writer.add_string, float: writer.add_float32, int: writer.add_uint32}[type(value)]
@@ -78,22 +52,11 @@ def write(
     if template is not None:
         writer.add_chat_template(template)
     for name, weight in model.state_dict().items():
-        parts = name.removesuffix(".weight").split(".")
-        if name == "model.embed_tokens.weight":
-            stored = "token_embd.weight"
-        elif name in ("model.norm.weight", "lm_head.weight"):
-            stored = {"model.norm.weight": "output_norm.weight", "lm_head.weight": "output.weight"}[name]
-        else:
-            kind = ".".join(parts[3:])
-            if kind == "self_attn.q_proj":
-                weight = rotated(weight, config.num_attention_heads)
-            elif kind == "self_attn.k_proj":
-                weight = rotated(weight, config.num_key_value_heads)
-            stored = f"blk.{parts[2]}.{NAMES[kind]}.weight"
+        stored = gguf_name(name)
         if stored == "output.weight" and config.tie_word_embeddings:
             continue
         kind = next((kind for part, kind in (kinds or {}).items() if part in stored and weight.ndim == 2), "F32")
-        writer.add_tensor(stored, *coded(weight.contiguous().numpy(), kind))
+        writer.add_tensor(stored, *coded(in_order(name, weight, config).contiguous().numpy(), kind))
     for name, values in (tensors or {}).items():
         writer.add_tensor(name, np.asarray(values, dtype=np.float32))
     writer.write_header_to_file()

@@ -16,6 +16,7 @@ from transformers import LlamaConfig
 NAMES = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
+    "lm_head": "output",
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
     "self_attn.q_proj": "attn_q",
@@ -38,10 +39,35 @@ def gguf_name(name: str) -> str:
     return f"blk.{layer}.{NAMES[part]}.weight"
 
 
-def interleaved(weight: Any, heads: int) -> Any:
-    """Rows of a query or key matrix ``(heads * D, W)`` in GGUF's order: the two rows of a rotation are neighbours."""
+def in_order(name: str, weight: Any, config: Any) -> Any:
+    """A Llama's weight in GGUF's order: in matrices of queries and keys the two rows of a rotation are neighbours.
+
+    Args:
+        name: as transformers calls it.
+        weight: ``(heads * D, W)`` for queries and keys; others are returned as they are.
+        config: of the Llama.
+    """
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    if (found := heads.get(name.removesuffix(".weight").rpartition(".")[2])) is None:
+        return weight
     rows, width = weight.shape
-    return weight.reshape(heads, 2, rows // heads // 2, width).swapaxes(1, 2).reshape(rows, width)
+    return weight.reshape(found, 2, rows // found // 2, width).swapaxes(1, 2).reshape(rows, width)
+
+
+def add_sizes(writer: gguf.GGUFWriter, config: Any) -> None:
+    """Add the metadata of a Llama's sizes."""
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_rope_dimension_count(config.head_dim)
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_vocab_size(config.vocab_size)
 
 
 def copy_tokenizer(writer: gguf.GGUFWriter, model: Path) -> None:
@@ -56,30 +82,14 @@ def write_gguf(folder: Path, model: Path, path: Path, kind: str = "Q8_0") -> Non
     """Write the Llama in ``folder`` to ``path`` with the tokenizer of the file ``model``."""
     config: Any = LlamaConfig.from_pretrained(folder)
     known = gguf.GGMLQuantizationType[kind]
-    heads, head_width = config.num_attention_heads, config.head_dim
     partial = path.with_name(f"{path.name}.part")
     writer = gguf.GGUFWriter(partial, "llama")
     writer.add_name(folder.name)
     writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_{kind}" if kind != "F32" else "ALL_F32"])
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_rope_dimension_count(head_width)
-    writer.add_key_length(head_width)
-    writer.add_value_length(head_width)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_vocab_size(config.vocab_size)
+    add_sizes(writer, config)
     copy_tokenizer(writer, model)
     for name, weight in load_file(folder / "model.safetensors").items():
-        values = weight.astype(np.float32)
-        if ".q_proj" in name:
-            values = interleaved(values, heads)
-        if ".k_proj" in name:
-            values = interleaved(values, config.num_key_value_heads)
+        values = in_order(name, weight.astype(np.float32), config)
         if values.ndim == 1:
             writer.add_tensor(gguf_name(name), values)
         else:
