@@ -544,7 +544,7 @@ def host_table(rows: Rows) -> Iterator[str]:
 
 
 def start_table(rows: Rows) -> Iterator[str]:
-    """Seconds from the start of a process to its end behind the first token."""
+    """Seconds from the start of a process to its end after the first token."""
     if found := rows.made.get("starts"):
         yield "\nA process that writes one token: median seconds\n"
         yield _line("engine", "wall", "processor", f"over {ALONE}")

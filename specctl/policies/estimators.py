@@ -179,7 +179,7 @@ class RunningLine:
     # while the weight of earlier observations is below this, an observation far below the line restarts it: other
     # programs can only add time, so the earlier observations were too long
     restarts: float = 0.0
-    # whether an observation beyond the largest k so far is no outlier, since the slope there is not known
+    # whether observations beyond the largest k so far are always taken, since the slope there is not known
     extends: bool = False
     base: float = field(init=False, default=0.0)  # seconds at k = 0, at least 0
     slope: float = field(init=False, default=0.0)  # additional seconds when k grows by 1, at least 0

@@ -91,9 +91,9 @@ def test_files_that_cannot_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     code, found = document("--target", str(damaged(whole, "short")))
     assert code == 3
     assert "it is cut off, and 1 bytes are missing" in found["problems"][0]["message"]
-    code, found = document("--target", str(write(tmp_path / "n.gguf", "nobodys")))
+    code, found = document("--target", str(write(tmp_path / "n.gguf", "unheard")))
     assert code == 3
-    assert "unknown model architecture: 'nobodys'" in found["problems"][0]["message"]
+    assert "unknown model architecture: 'unheard'" in found["problems"][0]["message"]
     assert found["models"][0]["parameters"] > 0  # the header says it
     small = [DeviceMemory("cpu", "CPU", 1000, 1000)]
     monkeypatch.setattr(diagnosis, "device_memory", lambda *_: small)
@@ -104,7 +104,7 @@ def test_files_that_cannot_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.usefixtures("without")
 def test_without_any_package(tmp_path: Path) -> None:
-    for architecture in ("llama", "nobodys"):
+    for architecture in ("llama", "unheard"):
         code, found = document("--target", str(write(tmp_path / f"{architecture}.gguf", architecture, "Q8_0")))
         assert code == 3
         facts = found["models"][0]
@@ -207,6 +207,6 @@ def test_the_library_says_the_same(tmp_path: Path) -> None:
     facts = found["models"][0]
     assert code == 0, found["problems"]
     assert (facts["vocabulary"], facts["eos_ids"], found["shared_vocabulary"]) == (320, [0, 2], 320)
-    code, found = document("--target", str(write(tmp_path / "n.gguf", "nobodys")))
+    code, found = document("--target", str(write(tmp_path / "n.gguf", "unheard")))
     assert code == 3
-    assert "unknown model architecture: 'nobodys'" in found["problems"][0]["message"]
+    assert "unknown model architecture: 'unheard'" in found["problems"][0]["message"]

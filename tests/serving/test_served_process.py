@@ -32,7 +32,7 @@ SECONDS = 120.0
 
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
-    """What the command tells, with the pretended library here and in the models' process."""
+    """The command's messages, with the pretended library here and in the models' process."""
     import specctl.models.llama.vocabulary  # noqa: F401 - `install` replaces names in imported modules
 
     lines: list[str] = []

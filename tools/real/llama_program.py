@@ -1,6 +1,6 @@
 """llama.cpp, driven by lines of JSON: ``python -m tools.real.llama_program MODEL.gguf THREADS``.
 
-With a prompt behind these it writes the first token of that and ends.
+With a prompt as a further argument it writes one token after it and ends.
 
 It runs with the Python that has llama-cpp-python 0.3.36, so it imports nothing of specctl. All loops call llama.cpp's C
 functions directly, because `Llama.generate` adds a copy of the logits to every token.

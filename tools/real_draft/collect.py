@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=64, help="answers written together")
     parser.add_argument("--longest", type=int, default=256, help="tokens of a prompt at most")
     parser.add_argument("--length", type=int, default=160, help="tokens of an answer at most")
-    parser.add_argument("--minutes", type=float, default=60.0, help="no new batch after so many minutes")
+    parser.add_argument("--minutes", type=float, default=60.0, help="no new batch begins after this number of minutes")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
