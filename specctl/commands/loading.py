@@ -331,7 +331,7 @@ def load_served(
     return Served.here(pair, profile, name, passes, warn, compiles=compiles)
 
 
-def runs_on_llama(profile: "Profile") -> bool:
+def may_run_on_llama(profile: "Profile") -> bool:
     """Whether llama.cpp may run one of the models: a GGUF file. It ends its process where it finds a fault.
 
     Raises:

@@ -18,7 +18,7 @@ from specctl.commands.flags import (
     ShowOptions,
     policy_flag,
 )
-from specctl.commands.loading import load_served, runs_on_llama, served_replicas
+from specctl.commands.loading import load_served, may_run_on_llama, served_replicas
 from specctl.commands.requests import But, grouped, option
 from specctl.errors import UsageError, pip_install
 from specctl.printable import counted, one_line
@@ -120,7 +120,7 @@ def serve(request: ServeRequest) -> None:
         limits = Limits(bounds.max_body, bounds.most_tokens, bounds.max_waiting, bounds.timeout)
         profile, flags = resolved.profile, {"quiet": quiet, "foreign_head": request.run.foreign_head}
         name = clients.name or profile.target.model
-        if replication is None and not runs_on_llama(profile):
+        if replication is None and not may_run_on_llama(profile):
             served = load_served(profile, name, batch, shown, **flags)
         else:
             served = stack.enter_context(served_replicas(replication, profile, name, batch, shown, **flags))

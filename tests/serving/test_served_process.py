@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from specctl.commands import loading
-from specctl.commands.loading import runs_on_llama, served_replicas
+from specctl.commands.loading import may_run_on_llama, served_replicas
 from specctl.decoding.session import TextRequest
 from specctl.errors import ModelError, RecordError
 from specctl.models.loading.assembly import load_pair
@@ -191,7 +191,7 @@ def test_others_go_on_while_a_prompt_is_read(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("said")
 def test_only_what_llama_cpp_runs_has_a_process_of_its_own(tmp_path: Path) -> None:
     file = write(tmp_path / "t.gguf")
-    assert runs_on_llama(profile_of(file))
-    assert runs_on_llama(profile_of("embedded:target").model_copy(update={"target": profile_of(file).target}))
-    assert not runs_on_llama(profile_of(file, "engine=onnx"))
-    assert not runs_on_llama(profile_of("embedded:target"))
+    assert may_run_on_llama(profile_of(file))
+    assert may_run_on_llama(profile_of("embedded:target").model_copy(update={"target": profile_of(file).target}))
+    assert not may_run_on_llama(profile_of(file, "engine=onnx"))
+    assert not may_run_on_llama(profile_of("embedded:target"))
